@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from qd.cli.main import command
+from tests.support import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = """\
@@ -135,7 +135,7 @@ def test_show_prints_values_set_in_code(folder):
 
 def real(*words, **environ):
     env = {"PYTHONPATH": str(ROOT / "daemon"), "PYTHONDONTWRITEBYTECODE": "1", **environ}
-    return subprocess.run([sys.executable, "-m", "qd", *words], env=env, capture_output=True, text=True, check=False)
+    return warm.run([sys.executable, "-m", "qd", *words], env=env, capture_output=True, text=True, check=False)
 
 
 def test_check_prints_ok(folder):

@@ -23,6 +23,7 @@ from qd.drivers.base import ClientIdentity
 from qd.drivers.redis.queue import RedisQueue
 from qd.errors import ConfigError, ConnectionLost, QdError
 from tests.cli.conftest import Run, done
+from tests.support import warm
 from tests.support.network import TIME, FakeServer, always
 from tests.support.payloads import push_many
 from tests.support.processes import QD, Procs
@@ -346,7 +347,7 @@ WORDS = {
 }
 # Runs every command in a fork: importing qd for each of them would take a second.
 DRIVER = """
-import json, os, sys, traceback
+import gc, json, os, sys, traceback
 import qd.app, qd.dispatch.dispatcher, qd.drivers.redis.queue, qd.daemon
 from qd.cli import main
 
@@ -386,6 +387,8 @@ def ended(words, path):
 
 for name in main.COMMANDS:
     main.Family.get_command(main.command, None, name)
+gc.collect()
+gc.freeze()  # else a collection in a fork would copy every page
 for line in sys.stdin:
     words = json.loads(line)
     print(json.dumps({mode: ended(words, path) for mode, path in modes.items()}), flush=True)
@@ -396,7 +399,7 @@ LOST = "qd: stdout: No space left on device; the rest of the output is lost"
 def test_every_command_keeps_its_exit_code_if_stdout_is_closed_or_full(project: Projects, redis: Client) -> None:
     shop = project(JOBS_STREAM)
     commands = [[*name.split(), *WORDS.get(name, "").split()] for name, _ in leaves()] + [["--version"], ["--help"]]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", DRIVER], cwd=shop.root, env=shop.env(), input="\n".join(map(json.dumps, commands)),
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip

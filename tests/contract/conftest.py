@@ -14,6 +14,7 @@ from qd.drivers.base import ClientIdentity
 from qd.drivers.redis.queue import RedisQueue
 from tests.contract.kinds import (  # noqa: F401  fixtures
     KINDS,
+    LIKE_REDIS,
     Kind,
     Served,
     Shop,
@@ -112,6 +113,16 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     """The tests of one kind run in one test process, so that its server starts once."""
     found: Kind = request.param
     return found
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what kinds.py says of LIKE_REDIS."""
+    for item in items:
+        kind = item.callspec.params.get("kind") if hasattr(item, "callspec") else None
+        only_its_client = item.path.name == "test_every_worker.py" or item.path.parent.name == "features"
+        like = isinstance(kind, Kind) and kind.name in LIKE_REDIS
+        if only_its_client and like and not item.get_closest_marker("fault"):
+            item.add_marker("slow")
 
 
 @pytest.fixture

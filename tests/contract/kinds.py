@@ -84,6 +84,10 @@ KINDS = (
     Kind("sqlite", "on_sqlite", frozenset({"delay"}), refuses=frozenset({"no text", "nul bytes"})),
 )
 
+# To a worker these are Redis behind a url: the same client, scripts and gaps. The tests of features and workers run on them
+# in `make soak` only, except those of faults. test_every_driver.py always has every kind.
+LIKE_REDIS = frozenset({"valkey", "sentinel"})
+
 JOBS = """
 import hashlib
 from qd.middleware import ConcurrencyLimit

@@ -5,14 +5,22 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qd.contrib.django.project import HERE
 from tests.support.processes import QD, Procs
 from tests.support.project import Project
 from tests.support.servers.redis import Server
 
 PYTHON = QD[0]
+# With these, `qd` is what `manage.py qd` becomes (qd/contrib/command.py), and is forked from the warm process.
+BECOME: dict[str, Any] = {
+    "DJANGO_SETTINGS_MODULE": "shop.settings",
+    "QD_APP": HERE,
+    "_QD_COMMAND": "python manage.py qd",
+}
 NOTE = '''
 import os
 

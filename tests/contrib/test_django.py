@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 from qd.contrib.django.database import alias_of
-from tests.contrib.conftest import PYTHON, FrameworkProject
+from tests.contrib.conftest import BECOME, PYTHON, FrameworkProject
 from tests.support import warm
 from tests.support.payloads import failed
 from tests.support.processes import waiting
@@ -133,15 +133,16 @@ def django(shop: FrameworkProject, code: str) -> subprocess.CompletedProcess[str
     return shop.python(first + code, DJANGO_SETTINGS_MODULE="shop.settings")
 
 
-def work_off(shop: FrameworkProject) -> None:
-    work = shop.start("manage.py", "qd", "work", "-w", "1", "--stop-when-empty")
-    work.ends_clean()
+def work_off(shop: FrameworkProject, **env: str) -> None:
+    work = shop.work_off(**BECOME | env)
     assert not work.matches("preload"), work.tail()
 
 
 def test_manage_qd_work_needs_only_the_settings(shop: FrameworkProject, witness: Witness):
     django(shop, "pay.dispatch(1); pay.dispatch(1)")
-    work_off(shop)
+    work = shop.start("manage.py", "qd", "work", "-w", "1", "--stop-when-empty")
+    work.ends_clean()
+    assert not work.matches("preload"), work.tail()
     assert witness.lines == ["opened before False", "paid 1 True"] * 2
 
 
@@ -272,7 +273,7 @@ def test_jobs_of_one_worker_have_connections_of_their_own(shop: FrameworkProject
     path = shop.root / "shop" / "jobs.py"
     path.write_text(path.read_text() + TOGETHER)
     django(shop, "[(meets.dispatch(), ameets.dispatch()) for _ in range(2)]")
-    work = shop.start("manage.py", "qd", "work", "-w", "1", "--concurrency", "8")
+    work = shop.work("-w", "1", "--concurrency", "8", **BECOME)
     work.wait_line("job.done", count=4)
     assert len(witness.starting("meet")) == 4
     assert witness.starting("met ") == ["met 1", "met 1"]
@@ -295,7 +296,7 @@ def test_a_connection_opened_during_import_is_not_inherited_by_workers(
 @FAILED
 def test_a_connection_opened_by_failed_is_closed(shop: FrameworkProject, witness: Witness):
     django(shop, "Hooked().dispatch()")
-    work = shop.start("manage.py", "qd", "work", "-w", "1")
+    work = shop.work("-w", "1", **BECOME)
     work.wait_line("job.failed")
     assert witness.lines == ["failed 1"]
     (worker,) = waiting(work, seconds=20)
@@ -451,7 +452,7 @@ def test_install_adds_the_django_features_to_a_custom_app(shop: FrameworkProject
     django(shop, "pay.dispatch(1); ship.dispatch(Order.objects.get(pk=1))")
     path = shop.root / "shop" / "jobs.py"
     path.write_text(path.read_text() + "\nOrder.objects.count()\n")  # opens a connection in the template
-    work_off(shop)
+    work_off(shop, QD_APP="shop.qd:app")
     assert witness.lines == ["opened before False", "paid 1 True", "ship 1 a@b.c []"]
 
 

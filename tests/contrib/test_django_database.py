@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import make_url
 
 from qd.contrib.django.database import url_of
-from tests.contrib.conftest import FrameworkProject
+from tests.contrib.conftest import BECOME, FrameworkProject
 from tests.contrib.test_django import MANAGE, manage
 from tests.support.servers.mariadb import MariaDb
 from tests.support.servers.postgres import Postgres
@@ -102,8 +102,7 @@ def shop(framed: Callable[..., FrameworkProject], url: str) -> FrameworkProject:
         shop__jobs=JOBS,
     )
     found.allowed |= {"shop.sqlite3", "shop.sqlite3-wal", "shop.sqlite3-shm"}
-    for words in (("migrate", "--run-syncdb", "-v", "0"), ("qd", "migrate")):
-        done = manage(found, *words)
+    for done in (manage(found, "migrate", "--run-syncdb", "-v", "0"), found.qd("migrate", **BECOME)):
         assert done.returncode == 0, done.stderr
     return found
 
@@ -251,7 +250,7 @@ def test_app_transaction_takes_djangos_connection_for_any_app(shop: FrameworkPro
 
 
 def test_a_worker_sees_the_job_after_the_commit(shop: FrameworkProject, witness: Witness):
-    work = shop.start("manage.py", "qd", "work", "-w", "1")
+    work = shop.work("-w", "1", **BECOME)
     work.wait_line("ready")
     django(
         shop,

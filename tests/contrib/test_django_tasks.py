@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contrib.conftest import FrameworkProject
+from tests.contrib.conftest import BECOME, FrameworkProject
 from tests.contrib.test_django import MANAGE, MODELS, manage, settings
 from tests.support.processes import Procs
 from tests.support.redis import FAILED, Client
@@ -103,7 +103,7 @@ def printed(shop: FrameworkProject, code: str) -> list[str]:
 
 
 def work_off(shop: FrameworkProject, *words: str) -> Procs:
-    work = shop.start("manage.py", "qd", "work", "default", "mail", "-w", "1", "--stop-when-empty", *words)
+    work = shop.work("default", "mail", "-w", "1", "--stop-when-empty", *words, **BECOME)
     work.ends_clean()
     return work
 
@@ -159,7 +159,7 @@ print(r.id)
 def test_a_running_task_has_the_status_running(shop: FrameworkProject, witness: Witness):
     shop.allowed.add("go")
     (id,) = printed(shop, "print(waits.enqueue().id)")
-    work = shop.start("manage.py", "qd", "work", "-w", "1")
+    work = shop.work("-w", "1", **BECOME)
     witness.wait("waits")
     assert printed(shop, f"r = waits.get_result('{id}'); print(r.status, r.attempts)") == ["RUNNING", "1"]
     (shop.root / "go").touch()

@@ -13,6 +13,7 @@ import yaml
 
 from tests.contrib.conftest import PYTHON
 from tests.contrib.test_django_database import settings_of
+from tests.support import warm
 from tests.support.image import steps
 from tests.support.processes import QD, Procs
 from tests.support.project import Project
@@ -33,9 +34,7 @@ def new(tmp_path: Path) -> Iterator[Project]:
 
 
 def run(new: Project, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words, cwd=new.root, env=new.env(**env), capture_output=True, text=True, timeout=60, check=False
-    )
+    return warm.run(words, cwd=new.root, env=new.env(**env), capture_output=True, text=True, timeout=60, check=False)
 
 
 def good(new: Project, *words: str, **env: str) -> str:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from sqlalchemy import make_url
 from qd.payload.format import read
 from tests.contrib.conftest import FrameworkProject
 from tests.contrib.test_django import MANAGE, manage
+from tests.support import warm
 from tests.support.pages import PAGES, ROOT, sample_program
 from tests.support.payloads import failed, push
 from tests.support.project import MakeProject, Project
@@ -301,8 +301,8 @@ def test_a_trace_continues_in_the_worker(project: MakeProject, redis: Client):
 def test_the_samples_of_a_page_run(page: Path, server: Server, tmp_path: Path):
     (tmp_path / "page.py").write_text(sample_program(page.read_text()))
     ours = {key: value for key, value in os.environ.items() if not key.startswith("QD_")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", "import page"],
+    done = warm.run(
+        [sys.executable, "-c", "import warnings; warnings.simplefilter('error'); import page"],
         cwd=tmp_path,
         env={**ours, "PYTHONPATH": str(ROOT / "daemon"), "QD_REDIS_URL": server.url},
         capture_output=True,

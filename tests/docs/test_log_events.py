@@ -9,12 +9,14 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 
 from qd.process.scoreboard import VERDICTS
 from tests.support.pages import ROOT
 
+pytestmark = pytest.mark.xdist_group("log events")  # one process of tests reads the source, not each
 PAGE = (ROOT / "docs" / "reference" / "log-events.md").read_text()
 LEVELS = ("debug", "info", "warning", "error")
 JOB = {"queue", "job", "display", "id", "attempt", "crashes", "tags"}
@@ -112,6 +114,7 @@ def fields_of(call: ast.Call, function: ast.AST) -> Fields:
     return found
 
 
+@cache
 def in_code() -> dict[str, Event]:
     found = dict[str, Event]()
     for path in sorted((ROOT / "daemon" / "qd").rglob("*.py")):
@@ -162,17 +165,18 @@ def on_page() -> dict[str, Event]:
     return found
 
 
-CODE, LISTED = in_code(), on_page()
+LISTED = on_page()
 
 
 def test_every_event_above_debug_has_a_row_and_no_other_has_one():
-    assert len(CODE) > 90
-    assert sorted(name for name, event in CODE.items() if event.levels != {"debug"}) == sorted(LISTED)
+    code = in_code()
+    assert len(code) > 90
+    assert sorted(name for name, event in code.items() if event.levels != {"debug"}) == sorted(LISTED)
 
 
 @pytest.mark.parametrize("name", sorted(LISTED))
 def test_the_row_of_an_event_has_its_levels_and_fields(name):
-    code, row = CODE[name], LISTED[name]
+    code, row = in_code()[name], LISTED[name]
     assert row.levels == code.levels
     assert code.fields.sure <= row.fields.sure
     assert code.fields.open or row.fields.sure <= code.fields.sure | code.fields.maybe

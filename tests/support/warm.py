@@ -8,6 +8,9 @@ Each pytest process starts one warm process, on first use; it ends when pytest d
 of pytest instead of the warm process, so `Popen` waits for it and kills it like any other child. The program sets up what
 a new interpreter would: session, signals, limits, environment, sys.path, standard streams, `__main__`.
 
+A program that needs more than qd's commands (a database driver, Django) is forked from a process that has imported that,
+too: a fork of the warm process, started on first use (see `KINDS`).
+
 Where a fork would behave differently, the program is executed: see `forkable`. `fresh=True` forces an exec for one program,
 QD_TESTS_EXEC=1 for all. Linux on x86_64 only; elsewhere all programs are executed.
 """
@@ -24,8 +27,10 @@ import io
 import os
 import pickle
 import pkgutil
+import re
 import resource
 import runpy
+import select
 import signal
 import socket
 import struct
@@ -61,6 +66,40 @@ LEFT_OUT = (
     "qd.drivers.sqs",
 )
 
+# What programs of a project import as well, by the kind of the project (see `kind_of`). A dot at the end: all modules in it.
+KINDS = {
+    "database": (
+        "sqlalchemy.dialects.mysql.pymysql",
+        "sqlalchemy.dialects.postgresql.psycopg",
+        "sqlalchemy.dialects.sqlite.pysqlite",
+        "sqlalchemy.ext.asyncio",
+        "psycopg",
+        "pymysql",
+        "greenstalk",
+        "qd.drivers.database.",
+        "qd.drivers.beanstalkd.",
+    ),
+    "sqs": ("qd.drivers.sqs.",),
+}
+KINDS["django"] = (
+    *KINDS["database"],
+    "django.core.mail",
+    "django.core.management.commands.migrate",
+    "django.core.paginator",
+    "django.core.serializers.json",
+    "django.core.signing",
+    "django.db.backends.postgresql.base",
+    "django.db.backends.sqlite3.base",
+    "django.template.defaulttags",
+    "django.templatetags.i18n",
+    "django.utils.translation.reloader",
+    "django.views.debug",
+    "django.views.generic",
+    "qd.contrib.django",
+    "qd.contrib.django.database",
+)
+DATABASES = re.compile(r"\b(postgres|mysql|mariadb|sqlite|beanstalk)\w*(\+\w+)?:/")
+
 CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 SYS_CLONE = 56  # x86_64
 PR_GET_TID_ADDRESS = 40
@@ -78,6 +117,7 @@ class Request(NamedTuple):
     ignored: list[int]  # signals
     blocked: list[int]
     limits: list[tuple[int, int]]
+    kind: str = ""  # instead of a program: a warm process of this kind, for the requests that the one descriptor brings
 
 
 class Popen(subprocess.Popen[Any]):
@@ -97,7 +137,7 @@ class Popen(subprocess.Popen[Any]):
             fd if fd >= 0 else own
             for own, fd in enumerate((given["p2cread"], given["c2pwrite"], given["errwrite"]))
         ]  # fmt: skip
-        pid = WARM.fork(request(given), fds)
+        pid = warm_for(kind_of(given)).fork(request(given), fds)
         if pid is None:
             whole._execute_child(*values)
             return
@@ -192,15 +232,37 @@ def present_umask() -> int:
     return int(status.partition("Umask:")[2].split()[0], 8)
 
 
-class Warm:
-    """In pytest: the connection to its warm process."""
+def kind_of(given: Mapping[str, Any]) -> str:
+    """The kind of the project in the folder of the program: what it certainly imports."""
+    folder, env = Path(given["cwd"] or "."), given["env"]
+    if "DJANGO_SETTINGS_MODULE" in env or (folder / "manage.py").exists():
+        return "django"
+    with contextlib.suppress(OSError):
+        text = (folder / "qd.toml").read_text()
+        if DATABASES.search(text):
+            return "database"
+        if "sqs:" in text:
+            return "sqs"
+    return ""
 
-    def __init__(self) -> None:
+
+def warm_for(kind: str) -> Warm:
+    if kind and kind not in OTHERS:
+        OTHERS[kind] = Warm(kind)
+    return OTHERS[kind] if kind else WARM
+
+
+class Warm:
+    """In pytest: the connection to a warm process."""
+
+    def __init__(self, kind: str = "") -> None:
+        self.kind = kind
         self.owner = os.getpid()
         self.at_start = at_start(os.environ)
         self.groups = control_groups() if POSSIBLE else ""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._pid = 0  # of the fork, if there is a kind
         self._socket: socket.socket | None = None
 
     def fork(self, request: Request, fds: Sequence[int]) -> int | None:
@@ -225,6 +287,14 @@ class Warm:
         if self._socket is None:
             ours, its = socket.socketpair()
             ours.settimeout(ANSWER)
+            if self.kind:
+                with its:
+                    self._pid = WARM.fork(request(OF_KIND)._replace(kind=self.kind), [its.fileno()]) or 0
+                if not self._pid:
+                    raise OSError("there is no warm process to fork")
+                self._socket = ours
+                atexit.register(self._end)
+                return ours
             env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
             # The blanks reserve memory for the titles of programs, which overwrite this command line.
             words = [sys.executable, str(Path(__file__).resolve()), str(its.fileno()), " " * 1000]
@@ -240,6 +310,11 @@ class Warm:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        if self._pid:
+            select.select([os.pidfd_open(self._pid)], [], [], 10)
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._pid = 0
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(10)
@@ -348,14 +423,35 @@ def standard(fd: int, name: str, like: Any) -> io.TextIOWrapper:
 def preload() -> None:
     """Import the modules that qd's commands import."""
     sys.path.insert(0, str(SOURCE))
+    import msgspec
     from setproctitle import getproctitle
 
     import qd
+    from qd.config.settings import Settings
 
+    importlib.import_module("tomllib")  # which reads qd.toml
     for found in pkgutil.walk_packages(qd.__path__, "qd.", onerror=lambda _name: None):
         if not found.name.startswith(LEFT_OUT):
             importlib.import_module(found.name)
+    with contextlib.suppress(msgspec.ValidationError):
+        msgspec.convert({}, Settings)  # every master needs what msgspec finds out about the types
     getproctitle()  # it locates the title in memory, which fails once os.environ has changed
+
+
+def frozen() -> None:
+    """Collections in forks leave the objects that exist now alone, and with them the pages that forks share."""
+    gc.collect()
+    gc.freeze()
+
+
+def import_for(kind: str) -> None:
+    """Import what programs of this kind import. A package that is not installed is left out."""
+    for name in KINDS[kind]:
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(name.rstrip("."))
+            if name.endswith("."):
+                for found in pkgutil.walk_packages(module.__path__, name):
+                    importlib.import_module(found.name)
 
 
 def serve(sock: socket.socket) -> Program | None:
@@ -374,8 +470,17 @@ def serve(sock: socket.socket) -> Program | None:
         text = b""
         while len(text) < LENGTH.unpack(head)[0]:
             text += sock.recv(LENGTH.unpack(head)[0] - len(text))
+        request = Request(*pickle.loads(text))
         if fork_beside() == 0:
-            program = Program(Request(*pickle.loads(text)), fds)
+            if request.kind:
+                sock.sendall(str(os.getpid()).encode())
+                sock.close()
+                sock = socket.socket(fileno=fds[0])
+                sock.settimeout(ORPHANED)
+                import_for(request.kind)
+                frozen()
+                continue
+            program = Program(request, fds)
             try:
                 program.set_up()
                 titled(program)
@@ -447,6 +552,8 @@ TID = ctypes.c_void_p()  # where glibc keeps the thread id; the kernel writes th
 POSSIBLE = sys.platform == "linux" and os.uname().machine == "x86_64"
 POSSIBLE = POSSIBLE and LIBC.prctl(PR_GET_TID_ADDRESS, ctypes.byref(TID), 0, 0, 0) == 0
 WARM = Warm()
+OTHERS: dict[str, Warm] = {}
+OF_KIND = {"args": [sys.executable], "env": {}, "cwd": "/", "start_new_session": False, "process_group": -1}
 
 _code: int | None = None  # exit code of this program, once it has ended
 
@@ -457,8 +564,7 @@ if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as _sock:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, and with it this process
         preload()
-        gc.collect()
-        gc.freeze()
+        frozen()
         _program = serve(_sock)
     if _program is not None:
         try:

@@ -145,8 +145,28 @@ def test_a_variable_disables_the_forking_of_programs(tmp_path, monkeypatch):
     assert preloaded(tmp_path) == "False\n"
 
 
-def preloaded(folder: Path, **more: Any) -> str:
-    words = [sys.executable, "-c", "import sys; print('qd.cli.work' in sys.modules)"]
+@pytest.mark.parametrize(
+    ("text", "env", "module"),
+    [
+        ('url = "sqlite:///x"', {}, "qd.drivers.database.queue"),
+        ('url = "postgresql+psycopg://localhost/x"', {}, "psycopg"),
+        ('url = "sqs://sqs"', {}, "qd.drivers.sqs.client"),
+        ("", {"DJANGO_SETTINGS_MODULE": "x"}, "django.db.models"),
+    ],
+    ids=["sqlite", "postgres", "sqs", "django"],
+)  # fmt: skip
+def test_program_of_a_project_with_a_driver_has_its_library_and_others_have_not(
+    tmp_path, monkeypatch, text: str, env: dict[str, str], module: str
+):
+    monkeypatch.delenv("QD_TESTS_EXEC", raising=False)
+    assert preloaded(tmp_path, module=module) == "False\n"
+    (tmp_path / "qd.toml").write_text(text)
+    assert preloaded(tmp_path, module=module, env={**os.environ, **env}) == f"{warm.POSSIBLE}\n"
+    assert preloaded(tmp_path, module=module, env={**os.environ, **env}, fresh=True) == "False\n"
+
+
+def preloaded(folder: Path, module: str = "qd.cli.work", **more: Any) -> str:
+    words = [sys.executable, "-c", f"import sys; print({module!r} in sys.modules)"]
     found: str = warm.run(words, cwd=folder, capture_output=True, text=True, **{"env": os.environ, **more}).stdout
     return found
 
