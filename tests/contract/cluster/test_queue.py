@@ -19,6 +19,8 @@ from qd.drivers.base import ClientIdentity
 from qd.drivers.cluster import deferred, keyspace
 from qd.drivers.cluster.nodes import slot_of
 from qd.drivers.cluster.queue import ClusterQueue
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import ScriptCall, script
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.types import (
@@ -793,6 +795,22 @@ def test_a_client_with_an_outdated_slot_map_follows_and_runs_nothing_twice(
         assert queue.ack(take(queue, name))
     finally:
         cluster.moves(slot, cluster.nodes[0])
+
+
+def test_scripts_that_a_server_does_not_know_are_sent_again_however_slow_it_is(
+    cluster: Cluster, connect: Connect, three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = connect()
+    for name in three:
+        queue.push(name, job(1))
+    for client in cluster.clients():
+        client.call("SCRIPT", "FLUSH")
+        client.close()
+    monkeypatch.setattr("qd.drivers.cluster.client.PATIENCE", -1.0)
+    calls = [ScriptCall(script("push"), [keys.ready(name), keys.notify(name)], [job(2)]) for name in three]
+    assert queue.space.run_many(calls) == [1, 1, 1]
+    for name in three:
+        queue.clear(name)
 
 
 def test_the_error_for_a_server_that_is_not_a_cluster_names_the_right_url(server: Server) -> None:

@@ -264,7 +264,7 @@ class ClusterClient(Patience):
         for _ in range(ROUNDS):
             self._round(pending, targets, replies)
             again, waits = self._again(items, replies, pending, targets)
-            if not again or time.monotonic() > until:
+            if not again or (waits and time.monotonic() > until):
                 break
             if waits:
                 time.sleep(pause)
