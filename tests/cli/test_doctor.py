@@ -20,6 +20,7 @@ from qd.cli.checks import servers
 from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
 from qd.payload.build import make
+from qd.store import failed_jobs_table
 from tests.cli.conftest import report
 from tests.cli.test_status import on_a_terminal
 from tests.support import warm
@@ -669,24 +670,44 @@ def test_a_wrong_prefix_of_laravels_cache(shop: Project, redis: Client) -> None:
 def test_the_table_of_failed_jobs_is_checked(shop: Project, tmp_path: Path) -> None:
     file = tmp_path / "laravel.sqlite"
 
+    fix = ""
+
     def line(url: str) -> tuple[str, str]:
+        nonlocal fix
         shop.config(f'[failed]\ndatabase = "{url}"\n')
         found = doctor(shop).line("failed.database")
+        fix = found.fix
         return found.sign, found.value
 
     assert line(f"sqlite:///{file}") == (
         "fail",
-        f"failed jobs are not copied: the database of [failed]: no file {file}",
+        f"failed jobs are not copied: the database of [failed], sqlite:///{file}: no file {file}",
     )
     assert not file.exists()
     with sqlite3.connect(file) as database:
         database.execute("CREATE TABLE users (id int)")
     assert line(f"sqlite:///{file}")[1].endswith("no such table: failed_jobs")
+    assert fix.startswith("`php artisan migrate` creates it")
     with sqlite3.connect(file) as database:
         database.execute("CREATE TABLE failed_jobs (uuid, connection, queue, payload, exception, failed_at)")
     assert line(f"sqlite:///{file}") == ("ok", f"the table failed_jobs is there: sqlite:///{file}")
-    sign, value = line("postgresql://127.0.0.1:1/laravel")
-    assert (sign, "failed jobs are not copied" in value) == ("fail", True)
+    sign, value = line("postgresql://shop:s3cret@127.0.0.1:1/laravel")
+    where = "the database of [failed], postgresql://shop:***@127.0.0.1:1/laravel: "
+    assert (sign, value.startswith(f"failed jobs are not copied: {where}")) == ("fail", True)
+    assert fix == "start it, or correct database below [failed]"
+
+
+def test_a_missing_library_of_the_table_of_failed_jobs_is_named_with_the_client_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failed_jobs_table, "find_spec", lambda name: None)
+    for url, library in {"mysql://h/d": "PyMySQL", "postgresql://h/d": "psycopg", "sqlite:///d": "sqlalchemy"}.items():
+        found = servers.check_failed_jobs(url)
+        assert (found.sign, found.value) == ("fail", "[failed] database needs SQLAlchemy")
+        assert found.fix is not None
+        assert found.fix.startswith("pip install 'sqlalchemy")
+        assert f"'{library}" in found.fix
+        assert "correct" not in found.fix
 
 
 # -- masters

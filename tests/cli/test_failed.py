@@ -9,6 +9,7 @@ from base64 import b64decode
 
 import pytest
 
+from qd.drivers.types import NO_JOB
 from qd.payload.build import as_pushed
 from qd.store import failed as kept
 from tests.cli.conftest import Run, document, done
@@ -47,6 +48,25 @@ def test_a_record_in_json_has_its_fields_and_payload(qd: Run, redis: Client) -> 
     assert b64decode(odd["payload_base64"]) == b"\xff{"
     assert (odd["id"], odd["record"]) == ("T.0.2.m0", "T.0.2.m0")
     assert (odd["uuid"], odd["job"], odd["failed_at"], "payload" in odd) == (None, None, 1_700_000_001.5, False)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b'{"job":"a","id":{},"attempts":0}', "id: expected str | null, got object"),
+        (b'{"job":"a","attempts":-5}', "attempts: expected int >= 0"),
+        (b"[1]", "expected object, got array"),
+        (b"\xff\xfe", "not JSON: invalid character (byte 0)"),
+        (b'{"job":"a","data":{}}', NO_JOB),
+    ],
+)
+def test_list_and_show_say_what_is_wrong_in_a_payload_that_is_no_job(
+    qd: Run, redis: Client, raw: bytes, reason: str
+) -> None:
+    store_failed_job(redis, "T.0.2.m0", raw=raw, uuid=None, job=None, error="Malformed", reason=NO_JOB, attempts=0)
+    assert [record["reason"] for record in document(qd("failed", "list", "--json"))] == [reason]
+    assert reason in done(qd("failed", "list"))
+    assert f"error:       Malformed: {reason}\n" in done(qd("failed", "show", "T.0.2.m0"))
 
 
 @pytest.mark.parametrize(

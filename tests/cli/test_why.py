@@ -14,6 +14,7 @@ from qd.cli import job
 from qd.payload.build import make
 from tests.cli.conftest import Run, document, done, report
 from tests.support.payloads import push_laravel
+from tests.support.project import MakeProject
 from tests.support.redis import Client
 from tests.support.servers.redis import Server
 
@@ -149,6 +150,29 @@ def test_a_delayed_job_says_why_it_is_delayed(qd: Run, redis: Client, delayed: C
     redis.call("DEL", "queues:mail:delayed")
     delayed(held=int(redis.text("TIME")[0]) - 90, job_version=3)
     assert "no worker that took it knew 'mail.welcome' in version 3 or had" in done(qd("why", "id-1"))
+
+
+def test_a_job_that_the_app_here_cannot_run_says_why(
+    project: MakeProject, redis: Client, delayed: Callable[..., str]
+) -> None:
+    shop = project(jobs='@app.job("mail.welcome", version=1)\ndef welcome(to: str) -> None: ...\n')
+    held = int(redis.text("TIME")[0]) - 90
+
+    def why(**more: object) -> str:
+        redis.call("DEL", "queues:mail:delayed")
+        return shop.qd("why", delayed(held=held, **more)).stdout
+
+    said = why(data={"to": "a", "zzz": 1})
+    assert said.startswith("unknown-job it was put back: job 'mail.welcome' has no parameter 'zzz', since 1m")
+    assert "job 'mail.welcome' needs parameter 'to', which the payload lacks, since" in why(data={})
+    assert "no job 'mail.welcom' is declared in this app (did you mean 'mail.welcome'?), since" in why(
+        job="mail.welcom"
+    )
+    assert "declares version 1 of job 'mail.welcome', and the payload has version 3" in why(
+        data={"to": "a"}, job_version=3
+    )
+    assert "no worker that took it knew 'mail.welcome' or had its key" in why(data={"to": "a"})
+    redis.call("DEL", "queues:mail:delayed")
 
 
 def test_a_job_over_its_rate_limit_names_the_limit(qd: Run, redis: Client, delayed: Callable[..., str]) -> None:

@@ -103,6 +103,59 @@ def test_a_job_retried_by_artisan_is_not_retried_again_by_qd(
     assert listed(shop) == []
 
 
+def test_a_job_retried_by_artisan_that_fails_again_is_retried_once(
+    shop: Project, laravel: Laravel, table: Path, redis: Client
+) -> None:
+    fail(shop, 1)
+    laravel.artisan("queue:retry", rows(table)[0]["uuid"], database=table)
+    shop.work_off()
+    second, first = listed(shop)
+    assert second["uuid"] == first["uuid"] == rows(table)[0]["uuid"]
+    done = shop.qd("failed", "retry", "--all")
+    assert (done.returncode, done.stdout) == (1, "1 job sent again\n")
+    assert "its row in failed_jobs is gone" in done.stderr
+    assert len(waiting(redis)) == 1
+    assert [record["record"] for record in listed(shop)] == [first["record"]]
+    shop.work_off()
+    assert shop.qd("failed", "forget", first["record"]).returncode == 0
+    assert len(rows(table)) == 1, "the row of the last failure"
+    assert shop.qd("failed", "retry", "--all").stdout == "1 job sent again\n"
+    assert rows(table) == []
+
+
+def test_a_payload_that_was_pushed_twice_is_retried_twice(
+    shop: Project, laravel: Laravel, table: Path, redis: Client
+) -> None:
+    raw = make("fails", b'{"n":7}', created_at=1, uuid="pushed-twice")
+    redis.call("RPUSH", f"{PREFIX}queues:default", raw, raw)
+    shop.work_off()
+    (row,) = rows(table)
+    newest, oldest = (record["record"] for record in listed(shop))
+    assert row["exception"].endswith(f"\n\n`qd failed show {newest}`\n`qd failed show {oldest}`")
+    assert shop.qd("failed", "retry", oldest).returncode == 0
+    assert shop.qd("failed", "retry", "--all").stdout == "1 job sent again\n"
+    assert len(waiting(redis)) == 2
+    assert rows(table) == []
+
+
+def test_a_missing_table_is_named_with_its_database_and_fix(shop: Project, table: Path, redis: Client) -> None:
+    with closing(sqlite3.connect(table)) as database:
+        database.execute("DROP TABLE failed_jobs")
+        database.commit()
+    shop.python("from jobs import fails\nfails.dispatch(1)")
+    work = shop.work("-w", "1", "--stop-when-empty")
+    work.ends_clean()
+    fact = f"the database of [failed], sqlite:///{table}: no such table: failed_jobs"
+    (line,) = [line for line in work.lines if "failed.not_copied" in line]
+    assert fact in line
+    assert 'hint="`php artisan migrate` creates it' in line
+    for words in (("retry", "--all"), ("forget", "--all", "--yes")):
+        done = shop.qd("failed", *words)
+        assert (done.returncode, done.stdout) == (69, "")
+        assert done.stderr.startswith(f"qd: nothing was changed: {fact}; `php artisan migrate` creates it")
+    assert len(listed(shop)) == 1
+
+
 def test_jobs_retried_or_forgotten_by_qd_are_gone_for_artisan(
     shop: Project, laravel: Laravel, table: Path, redis: Client
 ) -> None:

@@ -338,7 +338,18 @@ def decode_value(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data) if data else None
     except FAILURES as error:
-        raise WrongType(f"the data of the job cannot be read: {why(error)}") from None
+        raise WrongType(f"the data of the job cannot be read: {_where(data) or why(error)}") from None
+
+
+def _where(data: bytes) -> str:
+    """Which argument cannot be read, and why; "" if it is none alone."""
+    with suppress(*FAILURES):
+        for name, raw in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).items():
+            try:
+                msgspec.json.decode(raw)
+            except FAILURES as error:
+                return f"argument {name!r:.80}: {why(error)}"
+    return ""
 
 
 def unknown(value: object) -> object:

@@ -26,6 +26,7 @@ from qd.errors import QdError
 from qd.options import kinds
 from qd.payload.encryption import hidden
 from qd.store.failed import EVERY, FailedStore, Record, Wanted
+from qd.store.failed_jobs_table import DatabaseError, with_copies
 
 SHOWN = 100  # records of a table without --limit
 NEWEST = 10_000  # records that a summary reads without --all
@@ -112,8 +113,6 @@ class Source:
 
 def source(chosen: tuple[str, ...], *, changes: bool = True) -> Source:
     """changes: the command retries or forgets jobs, so copies in failed_jobs follow. Raises ConfigError, ConnectionLost."""
-    from qd.store.failed_jobs_table import with_copies
-
     found = context.settings()
     name = context.place(found)
     store = context.store(found, name)
@@ -457,6 +456,9 @@ def go(
             if time.monotonic() - noted_at >= PROGRESS:
                 noted_at = time.monotonic()
                 output.note(f"{output.count(tally.done, 'job')} {what} so far")
+    except DatabaseError as error:
+        before = f"{output.count(tally.done, 'job')} {what} before" if tally.done else "nothing was changed"
+        raise DatabaseError(f"{before}: {error.fact}", error.fix) from None
     finally:  # also if it was interrupted
         if tally.done and not dry_run:
             named = {"id": ", ".join(ids), "queue": ", ".join(which.queue), "job": which.job, "error": which.error}

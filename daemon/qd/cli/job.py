@@ -25,12 +25,13 @@ from qd.dispatch.route import name_of
 from qd.drivers.base import Connector
 from qd.drivers.keyspace import keys
 from qd.drivers.types import Found, Kept, Push
-from qd.errors import ConnectionLost
-from qd.payload.format import plain_name
+from qd.errors import ConnectionLost, QdError, UnknownParameters
+from qd.payload.format import Payload, plain_name
 from qd.payload.reservation import split_mark
 from qd.store import controls, fleet, masters
 from qd.store.base import KeyspaceStore
 from qd.store.masters import MasterReport
+from qd.worker.outcome import unknown_job
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -462,8 +463,10 @@ def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Findin
     payload, due = spot.payload, f"due in {duration((spot.score or 0.0) - seen.now)}"
     if payload.held:
         newer = f" in version {payload.job_version}" if payload.job_version > 1 else ""
-        what = f"no worker that took it knew '{payload.job}'{newer} or had its key, or its parameters do not fit"
-        what += ", or it was paused; see `job.released` in the worker's log"
+        what = unfit(payload)
+        if not what:
+            what = f"no worker that took it knew '{payload.job}'{newer} or had its key, or its parameters do not fit"
+            what += ", or it was paused; see `job.released` in the worker's log"
         yield Finding("unknown-job", f"it was put back: {what}, since {output.ago(seen.now - payload.held)}; {due}")
     elif limit := limit_of(store, payload.uuid or payload.id or ""):
         yield Finding("limited", f"it is over the limit '{limit}'; {due}")
@@ -473,6 +476,26 @@ def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Findin
         yield Finding("retry", f"attempt {payload.attempts} was not its last one; {due}")
     else:
         yield Finding("delayed", due)
+
+
+def unfit(payload: Payload) -> str:
+    """Why the app of this folder cannot run it; "" if it can, or is not known."""
+    app = None
+    with suppress(QdError):
+        app = app_if_named(context.loaded())
+    if app is None or payload.is_laravel_object:
+        return ""
+    declared = app._registry.get(payload.job)
+    if declared is None or payload.job_version > declared.version:
+        return str(unknown_job(app._registry, payload))
+    if payload.job_version == declared.version and not declared.options.encrypted:
+        try:
+            declared.decode(bytes(payload.data))
+        except UnknownParameters as error:
+            return str(error)
+        except QdError:  # a worker fails it, and does not put it back
+            return ""
+    return ""
 
 
 def limit_of(store: KeyspaceStore, owner: str) -> str:

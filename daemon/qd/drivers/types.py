@@ -248,6 +248,9 @@ class Claimed(NamedTuple):
 Answers = Callable[[], list[Claimed]]
 
 
+NO_JOB = "not a JSON object with a count of attempts"  # as the scripts write it, which cannot tell why
+
+
 class Unread(NamedTuple):
     """A payload that is no job, moved to the failed store unread. id: of its record."""
 

@@ -20,6 +20,7 @@ import msgspec
 
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, checked, chunked, chunked_by_size, script
+from qd.drivers.types import NO_JOB
 from qd.errors import Malformed
 from qd.payload.build import sent_again
 from qd.payload.format import HOLD, Payload, Relations, read
@@ -123,9 +124,15 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 def record_of(queue: str, id: str, failed_at: float, raw: bytes) -> Record:
-    """The record stored as `raw`. If its first line is unreadable, the reason is a note of that."""
+    """The record stored as `raw`. If its first line is unreadable, the reason is a note of that; if its payload was not
+    read, the reason is what is wrong in it."""
     line, _, body = raw.partition(b"\n")
     fields = decoded(_decoder, line) or _Line(reason="(its record cannot be read)")
+    if fields.reason == NO_JOB:
+        try:
+            read(body)
+        except Malformed as error:
+            fields = msgspec.structs.replace(fields, reason=str(error))
     return Record(id=id, queue=queue, failed_at=failed_at, payload=body, **msgspec.structs.asdict(fields))
 
 

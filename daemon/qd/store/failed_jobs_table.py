@@ -2,12 +2,17 @@
 `[failed] database` names a database.
 
 The table is Laravel's own (Queue/Failed/DatabaseUuidFailedJobProvider.php, since 8): uuid, connection, queue, payload,
-exception, failed_at (UTC). qd neither reads nor changes rows that PHP wrote.
+exception, failed_at (UTC). qd does not change rows that PHP wrote.
+
+A row of qd names its record in its exception. If artisan retries a job and it fails again, its new row has the same uuid,
+but does not name the first record: that one must not be retried, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +21,7 @@ from typing import Any, NamedTuple
 from qd.drivers.urls import with_hosts_as_options
 from qd.errors import ConfigError, ConnectionLost
 from qd.options.extras import to_install
-from qd.redaction import redact
+from qd.redaction import mask_url, redact
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Record
 
@@ -46,8 +51,33 @@ def signed_off(exception: str, id: str) -> str:
     return f"{exception.rstrip()}\n\n`qd failed show {id}`"
 
 
+_NAMES = re.compile(r"(?:^`qd failed show \S+`\n?)+\Z", re.MULTILINE)
+MOST = 100  # records that a row names: if PHP pushed a payload more often, the others need --force
+
+
+def named_in(exception: str) -> list[str]:
+    """The ids of the records that a row names, the newest first."""
+    found = _NAMES.search(exception)
+    return [line.split()[-1].strip("`") for line in found[0].splitlines()] if found else []
+
+
 class DatabaseError(ConnectionLost):
-    """The database is unreachable or refuses a statement. The message is one line without passwords."""
+    """The database is unreachable or refuses a statement. fact: one line without passwords."""
+
+    def __init__(self, fact: str, fix: str) -> None:
+        super().__init__(f"{fact}; {fix}")
+        self.fact, self.fix = fact, fix
+
+
+NO_FILE = "create it with `php artisan migrate`, or correct database below [failed]"
+MIGRATE = "`php artisan migrate` creates it (before Laravel 11, `php artisan queue:failed-table` first)"
+FIXES = (
+    (re.compile(r"^no file|unable to open"), NO_FILE),
+    (re.compile(r"no such column|Unknown column|column .* does not exist"), "it needs the columns of Laravel 8"),
+    (re.compile(r"no such table|Table .* doesn't exist|relation .* does not exist"), MIGRATE),
+    (re.compile(r"denied .*(table|failed_jobs)"), "give its user SELECT, INSERT and DELETE on failed_jobs"),
+)
+CORRECT = "start it, or correct database below [failed]"
 
 
 class FailedJobs:
@@ -57,56 +87,76 @@ class FailedJobs:
 
     def __init__(self, url: str) -> None:
         if find_spec("sqlalchemy") is None:
-            raise ConfigError(f"[failed] database needs SQLAlchemy: {to_install('database')}")
+            raise ConfigError(f"[failed] database needs SQLAlchemy: {library_of(url)}")
         import sqlalchemy as sql
         from sqlalchemy.pool import NullPool
 
-        self.sql = sql
-        url, options = with_driver(url)
+        self.sql, self.title = sql, f"the database of [failed], {mask_url(url)}"
+        given, (url, options) = url, with_driver(url)
         try:
             self.engine = sql.create_engine(url, poolclass=NullPool, connect_args=options)
         except ValueError:  # its text shows the port, which may be a part of the password
             raise ConfigError("[failed] database cannot be used: the port in its url is not a number") from None
-        except (sql.exc.ArgumentError, ImportError) as error:
+        except ImportError as error:
+            if given.partition(":")[0] not in DRIVERS:
+                raise ConfigError(f"[failed] database cannot be used: {redact(str(error))}") from None
+            raise ConfigError(f"[failed] database needs a library for its server: {library_of(given)}") from None
+        except sql.exc.ArgumentError as error:
             raise ConfigError(f"[failed] database cannot be used: {redact(str(error))}") from None
         kinds = {name: sql.DateTime if name == "failed_at" else sql.Text for name in FailedRow._fields}
         self.table = sql.table("failed_jobs", *[sql.column(name, kind) for name, kind in kinds.items()])
 
-    def _run(self, *statements: Any) -> list[Any]:
-        """Run all in one transaction. Returns the rows of the last."""
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
         try:
             with self.engine.begin() as connection:
-                for statement in statements:
-                    result = connection.execute(statement)
-                return list(result) if result.returns_rows else []
+                yield connection
         except self.sql.exc.SQLAlchemyError as error:
-            text = str(getattr(error, "orig", None) or error)
-            raise DatabaseError(f"the database of [failed]: {redact(' '.join(text.split()))[:250]}") from None
+            raise self._error(redact(" ".join(str(getattr(error, "orig", None) or error).split()))[:250]) from None
+
+    def _error(self, text: str) -> DatabaseError:
+        fix = next((fix for pattern, fix in FIXES if pattern.search(text)), CORRECT)
+        return DatabaseError(f"{self.title}: {text}", fix)
 
     def check(self) -> None:
         """Read a row: raises DatabaseError if the table or a column is missing. Creates no file."""
         url = self.engine.url
         if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
-            raise DatabaseError(f"the database of [failed]: no file {url.database}")
-        self._run(self.sql.select(self.table).limit(1))
+            raise self._error(f"no file {url.database}")
+        with self._transaction() as connection:
+            connection.execute(self.sql.select(self.table).limit(1))
 
     def add(self, row: FailedRow) -> None:
-        """Write a row, replacing that of the same job."""
-        at = datetime.fromtimestamp(row.failed_at, UTC).replace(tzinfo=None, microsecond=0)
-        self._run(self._delete([row.uuid]), self.table.insert().values({**row._asdict(), "failed_at": at}))
+        """Write a row, replacing that of the same uuid. If there is one, PHP pushed the payload several times: the new row
+        names the records of all."""
+        at, columns = datetime.fromtimestamp(row.failed_at, UTC).replace(tzinfo=None, microsecond=0), self.table.c
+        with self._transaction() as connection:
+            old = connection.execute(self.sql.select(columns.exception).where(columns.uuid == row.uuid)).scalar()
+            ids = [id for id in named_in(old or "")[: MOST - 1] if id not in named_in(row.exception)]
+            exception = "\n".join([row.exception, *(f"`qd failed show {id}`" for id in ids)])
+            connection.execute(self.table.delete().where(columns.uuid == row.uuid))
+            connection.execute(self.table.insert().values({**row._asdict(), "exception": exception, "failed_at": at}))
 
     def delete(self, uuids: Sequence[str]) -> None:
         """Delete the rows of these jobs."""
         if uuids:
-            self._run(self._delete(uuids))
+            with self._transaction() as connection:
+                connection.execute(self.table.delete().where(self.table.c.uuid.in_(list(uuids))))
 
-    def _delete(self, uuids: Sequence[str]) -> Any:
-        return self.table.delete().where(self.table.c.uuid.in_(list(uuids)))
+    def names(self, uuids: Sequence[str]) -> dict[str, list[str]]:
+        """For each of these jobs that has a row, the ids of the records that the row names, the newest first."""
+        if not uuids:
+            return {}
+        columns = self.table.c
+        query = self.sql.select(columns.uuid, columns.exception).where(columns.uuid.in_(list(uuids)))
+        with self._transaction() as connection:
+            return {uuid: named_in(exception or "") for uuid, exception in connection.execute(query)}
 
-    def there(self, uuids: Sequence[str]) -> set[str]:
-        """The jobs among these that have a row."""
-        query = self.sql.select(self.table.c.uuid).where(self.table.c.uuid.in_(list(uuids)))
-        return {row[0] for row in self._run(query)} if uuids else set()
+
+def library_of(url: str) -> str:
+    """The command that installs what the url needs."""
+    extras = {"mysql": "mysql", "mariadb": "mysql", "postgresql": "postgres", "postgres": "postgres"}
+    return to_install(extras.get(url.partition(":")[0], "database"))
 
 
 def with_copies(store: KeyspaceStore, database: str) -> FailedStore:
@@ -127,30 +177,40 @@ class CopiedStore(FailedStore):
         self.table = table
 
     def refused(self, records: Sequence[Record], now: float, *, force: bool = False) -> list[str | None]:
-        gone = set() if force else self._gone(records)
+        gone = set() if force else gone_of(records, self._names(records))
         reasons = zip(records, super().refused(records, now), strict=True)
         return [GONE if record.id in gone else why for record, why in reasons]
 
     def retry(
         self, queue: str, records: Sequence[Record], now: float, *, force: bool = False, resumes: str | None = None
     ) -> list[str | None]:
-        gone = set() if force else self._gone(records)
+        names = self._names(records)
+        gone = set() if force else gone_of(records, names)
         sent = [record for record in records if record.id not in gone]
         if copied := [record.id for record in sent if record.copied]:
             self.uncopied(queue, copied)
-        self.table.delete([record.uuid for record in sent if record.uuid])
+        self._delete(sent, names)
         refusals = iter(super().retry(queue, sent, now, resumes=resumes) if sent else ())
         return [GONE if record.id in gone else next(refusals) for record in records]
 
     def forget(self, queue: str, records: Sequence[Record]) -> list[str | None]:
-        self.table.delete([record.uuid for record in records if record.uuid])
+        self._delete(records, self._names(records))
         return super().forget(queue, records)
 
-    def _gone(self, records: Sequence[Record]) -> set[str]:
-        """The ids of the records whose row artisan has deleted."""
-        copied = [(record.id, record.uuid) for record in records if record.copied and record.uuid]
-        there = self.table.there([uuid for _, uuid in copied])
-        return {id for id, uuid in copied if uuid not in there}
+    def _names(self, records: Sequence[Record]) -> dict[str, list[str]]:
+        return self.table.names(list({record.uuid for record in records if record.uuid}))
+
+    def _delete(self, records: Sequence[Record], names: dict[str, list[str]]) -> None:
+        """Delete the rows whose newest record is among these: that of an older one belongs to another failure."""
+        uuids = [record.uuid for record in records if record.uuid]
+        newest = {names[uuid][0] for uuid in uuids if names.get(uuid)}
+        self.table.delete([record.uuid for record in records if record.uuid and record.id in newest])
+
+
+def gone_of(records: Sequence[Record], names: dict[str, list[str]]) -> set[str]:
+    """The ids of the records whose row artisan has deleted. names: of the rows that are there."""
+    copied = [(record.id, record.uuid) for record in records if record.copied and record.uuid]
+    return {id for id, uuid in copied if id not in names.get(uuid, ())}
 
 
 def with_driver(url: str) -> tuple[str, dict[str, Any]]:

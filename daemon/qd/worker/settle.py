@@ -68,8 +68,9 @@ class Copier:
             self._away_until = time.monotonic() + AGAIN
             if not self._logged:
                 self._logged = True
-                hint = "failed jobs are in the failed store, and not copied until the database is back"
-                self.log.error("failed.not_copied", error=str(error), hint=hint)
+                fact, fix = (error.fact, f"{error.fix}; ") if isinstance(error, DatabaseError) else (str(error), "")
+                hint = f"{fix}until then, failed jobs are in the failed store only"
+                self.log.error("failed.not_copied", error=fact, hint=hint)
             return
         except (Malformed, UnicodeDecodeError):
             return

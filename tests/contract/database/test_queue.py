@@ -605,7 +605,7 @@ def test_the_documented_url_with_several_hosts_reaches_the_reachable_one(url, ta
         app.queue("a").push("x", {"n": 1})
         with closing(DatabaseConnection(several)) as link:
             assert link.place == f"postgresql://{there.username}@127.0.0.1:{first},127.0.0.1:{second}/{there.database}"
-        assert FailedJobs(several).there(["u1"]) == set()
+        assert FailedJobs(several).names(["u1"]) == {}
         app.connections.close()
     assert len(table.rows()) == 1
 

@@ -558,7 +558,8 @@ def test_unknown_names_may_be_caused_by_a_deploy(data, message):
         (b"false", "its data is bool"),
         (b'{"to":"\xff"}', "not Unicode"),
         (b'{"to":', "cannot be read"),
-        (b'{"to":1e309}', "out of range"),
+        (b'{"to":1e309}', "cannot be read: argument 'to': number out of range"),
+        (b'{"other":[1],"to":[2,1e999]}', "cannot be read: argument 'to': number out of range"),
         (b'{"to":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deep"),
     ],
 )

@@ -307,13 +307,14 @@ def check_failed_jobs(url: str) -> Finding:
     """Laravel's table of failed jobs. Changes nothing."""
     from qd.store.failed_jobs_table import DatabaseError, FailedJobs  # needs SQLAlchemy
 
-    what, way = "failed.database", "correct database below [failed]; `php artisan migrate` creates Laravel's tables"
+    what = "failed.database"
     try:
         FailedJobs(url).check()
     except ConfigError as error:
-        return fail(what, error, way, Exit.CONFIG)
+        fact, pip, libraries = str(error).partition(": pip install ")
+        return fail(what, fact, f"pip install {libraries}" if pip else "correct database below [failed]", Exit.CONFIG)
     except DatabaseError as error:
-        return fail(what, f"failed jobs are not copied: {error}", way)
+        return fail(what, f"failed jobs are not copied: {error.fact}", error.fix)
     return ok(what, f"the table failed_jobs is there: {mask_url(url)}")
 
 

@@ -27,7 +27,7 @@ from qd.drivers.database.sql import HIGHEST
 from qd.drivers.database.table import JobTable, ReservedRow
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
-from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved, Turn, Unread
+from qd.drivers.types import NO_JOB, LaneAnswer, LaneReply, LaneTurn, Reserved, Turn, Unread
 from qd.errors import ConnectionLost
 from qd.payload.reservation import unstarted
 from qd.process import SLOTS
@@ -87,7 +87,7 @@ class Reserver:
 
     def checked(self, row: ReservedRow, mark: str, malformed: list[Unread]) -> Reserved | None:
         """The job, or None. If its payload is no job, it is moved to the failed store and noted in `malformed`."""
-        table, held, why = self.table, None, "not a JSON object with a count of attempts"
+        table, held, why = self.table, None, NO_JOB
         if 0 < table.longest < len(row.payload):
             why = f"{len(row.payload)} bytes, more than {table.longest} (sixteen times max_payload)"
         elif is_text(row.payload):
