@@ -253,3 +253,22 @@ def test_a_webhook_that_hangs_delays_the_next_look_only(
     hook.status = 200
     assert qd("alerts", "--once").exit_code == 0
     assert hook.told() == [("begun", "max-ready mail")]
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_file_that_becomes_invalid_leaves_the_old_configuration_in_use(
+    project: MakeProject, redis: Client, hook: Webhook
+) -> None:
+    config = f'[alerts]\nwebhook = "{hook.url}"\nmax_ready = 3\nevery = "1s"\n'
+    shop = project(config=config)
+    process = shop.begin("alerts")
+    process.wait_line("alerts.started")
+    file = shop.root / "qd.toml"
+    valid = file.read_text()
+    file.write_text(f"{valid}\n[worker]\nworkres = 4\n")
+    process.wait_line("config.invalid error=.*workres")
+    process.wait_line('alert.begun alert="max-ready mail"')
+    file.write_text(valid)
+    process.wait_line("config.valid")
+    process.stop()
+    assert sum("config.invalid" in line for line in process.lines) == 1

@@ -55,6 +55,7 @@ def setting_of(line: Finding) -> str:
         ("killasgroup", "false", "killasgroup=false: when supervisord kills qd"),
         ("stopsignal", "KILL", "stopsignal=KILL does not stop qd gracefully"),
         ("user", None, "no user=: if supervisord runs as root, so do jobs"),
+        ("user", "root", "user=root: jobs run as root"),
     ],
 )
 def test_a_program_of_supervisord(key: str, value: str | None, expected: str, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -216,11 +216,14 @@ def test_a_long_text_of_another_program_is_cut_with_its_length(qd: Run, redis: C
     assert document(qd("peek", "mail", "--json"))["jobs"][0]["job"] == "n" * 3_000_000
 
 
-def test_a_key_of_another_type_is_one_clear_error(qd: Run, redis: Client) -> None:
+@pytest.mark.parametrize(
+    "words", [("peek", "mail"), ("clear", "mail", "--yes"), ("dispatch", "mail.welcome", "--queue", "mail")]
+)
+def test_a_key_of_another_type_is_one_clear_error(qd: Run, redis: Client, words: Sequence[str]) -> None:
     redis.call("SET", "queues:mail", "x")
-    result = qd("peek", "mail")
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-    assert "WRONGTYPE" in result.stderr
+    result = qd(*words)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "qd: queues:mail is a string and not a list; delete or rename it, or change `prefix`\n"
 
 
 # -- other connections

@@ -223,3 +223,26 @@ def test_a_failed_job_says_how_to_look_at_it(qd: Run, app: Qd, redis: Client) ->
     redis.call("HSET", "queues:mail:failed", "r1", record + b"\n" + payload)
     redis.call("ZADD", "queues:mail:failed_at", 1, "r1")
     assert f"ValueError: out of paper (qd failed show {handle.id})" in done(qd("why", handle.id))
+
+
+@pytest.mark.parametrize("command", ["why", "job"])
+def test_a_broken_queue_is_skipped_and_named(qd: Run, app: Qd, redis: Client, command: str) -> None:
+    redis.call("SET", "queues:broken", "x")
+    found = qd(command, app.queue("mail").push("mail.welcome").id)
+    assert found.exit_code == 0
+    assert found.stderr in ("", NOT_SEARCHED)  # the search may end before it
+    found = qd(command, "none")
+    assert (found.exit_code, found.stderr.splitlines()[0] + "\n") == (1, NOT_SEARCHED)
+
+
+WAY_OUT = "delete or rename it, or change `prefix`"
+NOT_SEARCHED = f"qd: queue broken was not searched: queues:broken is a string and not a list; {WAY_OUT}\n"
+
+
+@pytest.mark.parametrize("command", ["why", "job"])
+def test_a_long_name_of_another_program_is_cut_with_its_length(qd: Run, redis: Client, command: str) -> None:
+    text = make("n" * 3_000_000, b"{}", uuid="u-1", id="id-1", created_at=1)
+    redis.call("RPUSH", "queues:mail", text)
+    lines = done(qd(command, "id-1")).splitlines()
+    assert max(map(len, lines)) < 600
+    assert document(qd(command, "id-1", "--json"))["job"] == "n" * 3_000_000

@@ -67,6 +67,8 @@ def command(queues: tuple[str, ...], once: bool, test: bool) -> int:
         ways = 'write webhook = "https://..." or exec = "..." below [alerts]'
         raise ConfigError(f"[alerts] does not say whom to tell: {ways}")
     sender = Sender(found, log, queues)
+    context.pools(found)
+    context.given().invalid = sender.file_is_invalid
     if test:
         return int(not sender.send({"test": "a test message of `qd alerts --test`"}, {}))
     if once:
@@ -90,6 +92,7 @@ class Sender:
         self.told = dict[str, str]()
         self.changing = dict[str, int]()
         self.away, self.failing = False, False
+        self.invalid, self.still_invalid = False, False  # the file, at the last look; at this one
         self._beat = 0.0
         self.owner = f"{socket.gethostname()}/{os.getpid()}"
 
@@ -101,9 +104,13 @@ class Sender:
                 if not at_once and self._lease().take(store) is not None:
                     return True  # another one sends
                 self.told = self._read(store)
+                self.still_invalid = False
                 findings = findings_of(read_state(self.found, only=self.queues), self.alerts, recent(self.found))
             except (ConnectionLost, ServerRefused) as error:
                 return self._server_away(error, at_once)
+            if self.invalid and not self.still_invalid:
+                self.log.info("config.valid")
+            self.invalid = self.still_invalid
             if self.away:
                 self.log.info("server.back")
             self.away = False
@@ -111,6 +118,11 @@ class Sender:
         if not findings and not self.told:
             self._heartbeat()
         return sent
+
+    def file_is_invalid(self, error: ConfigError) -> None:
+        if not self.invalid:
+            self.log.warning("config.invalid", error=str(error), effect="its last valid state is used")
+        self.invalid = self.still_invalid = True
 
     def leave(self) -> None:
         """Let another one send from now on."""

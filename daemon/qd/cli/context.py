@@ -46,6 +46,8 @@ class Given:
     only_looks: bool = False  # do not start an embedded server
     has_app: bool = False  # the app was imported for its credential providers
     patience: float = 5.0  # seconds to connect to a server, and for each reply
+    pools: list[Settings] | None = None  # those of the last valid file
+    invalid: Callable[[ConfigError], None] | None = None  # called instead of ending the command
     kept: dict[tuple[str, str], Any] | None = None  # of a command that reads again and again: its open connections
 
     @property
@@ -358,7 +360,14 @@ def pools(found: Settings) -> list[Settings]:
     """These settings, and those of each pool without the shared options."""
     from qd import config
 
-    return [found, *(config.load(given().file, pool=name) for name in pool_names())]
+    here = given()
+    try:
+        here.pools = [config.load(here.file, pool=name) for name in pool_names()]
+    except ConfigError as error:
+        if here.invalid is None or here.pools is None:
+            raise
+        here.invalid(error)
+    return [found, *here.pools]
 
 
 def queues_named(found: Settings, connection: str) -> list[str]:

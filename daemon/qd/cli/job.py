@@ -7,7 +7,7 @@ found -> findings, the one that has to end first at the top -> the first one is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -24,8 +24,10 @@ from qd.dispatch.results import SentJobs, was_cancelled
 from qd.dispatch.route import name_of
 from qd.drivers.base import Connector
 from qd.drivers.keyspace import keys
-from qd.drivers.types import Found, Kept, Push
+from qd.drivers.keyspace.base import Mistyped
+from qd.drivers.types import SPOTS, Found, Kept, Push, Spot
 from qd.errors import ConnectionLost, QdError, UnknownParameters
+from qd.log import cut
 from qd.payload.format import Payload, plain_name
 from qd.payload.reservation import split_mark
 from qd.store import controls, fleet, masters
@@ -95,7 +97,7 @@ def cancel_id(found: Settings, id: str, queue: str | None) -> tuple[str, str | N
         """The connection, and where the cancelled job was; None if there was none."""
         its = context.queue(found, name)
         for each in [queue] if queue else known_queues(found, name, reports):
-            if (spot := its.jobs.find(each, id, ("delayed", "ready", "running"))) is not None:
+            if (spot := in_queue(its, each, id, ("delayed", "ready", "running"))) is not None:
                 return (name, spot.spot) if SentJobs(lambda: its, each).cancel(id) else None
         return None
 
@@ -147,7 +149,7 @@ def promote(id: str, queue: str | None) -> int:
         if "find" in jobs.limits:  # a broker: what waits for it in the keyspace is not made ready by a push there
             return None
         for each in [queue] if queue else known_queues(found, name, reports):
-            if (spot := jobs.jobs.find(each, id, ("delayed",))) is not None:
+            if (spot := in_queue(jobs, each, id, ("delayed",))) is not None:
                 return (name, each) if made_ready(jobs, spot) else None
         return None
 
@@ -212,7 +214,8 @@ def job(id: str) -> int:
         output.note(f"unknown job '{id}': a job that succeeded is only kept if it has a result_ttl")
     else:
         for name, value in lines_of(seen):
-            output.say(f"{name:<10}{value}")
+            whole = name in ("result", "error")
+            output.say(f"{name:<10}{value if whole else cut(str(value), output.MOST_SHOWN)}")
     return int(seen.status == "unknown")
 
 
@@ -225,7 +228,11 @@ def look_up(found: Settings, id: str, reports: list[MasterReport]) -> JobView | 
         output.note(f"qd: '{id}' is no whole id; of one that is cut off give at least {SHORTEST} characters")
         return None
     queues = [(place, queue) for place in places(found) for queue in known_queues(found, place, reports)]
-    ids = sorted({whole for place, queue in queues for whole in context.queue(found, place).jobs.ids(queue, id)})
+    known = set[str]()
+    for place, queue in queues:
+        with suppress(Mistyped):  # search() has said so
+            known |= context.queue(found, place).jobs.ids(queue, id)
+    ids = sorted(known)
     if len(ids) > 1:
         more = ", ..." if len(ids) > 3 else ""
         raise context.Refused(f"the ids of {len(ids)} jobs begin with '{id}': {', '.join(ids[:3])}{more}")
@@ -278,7 +285,7 @@ def masters_of(found: Settings) -> list[MasterReport]:
 def view(found: Settings, connection: str, id: str, reports: list[MasterReport]) -> JobView | None:
     """The job on this connection, None if it is unknown there."""
     store, queue = context.store(found, connection), context.queue(found, connection)
-    spots = (queue.jobs.find(name, id) for name in known_queues(found, connection, reports))
+    spots = (in_queue(queue, name, id) for name in known_queues(found, connection, reports))
     spot = next((spot for spot in spots if spot), None)
     ahead = None
     if spot and spot.spot == "ready":
@@ -286,6 +293,15 @@ def view(found: Settings, connection: str, id: str, reports: list[MasterReport])
     worker = holder(reports, spot) if spot else None
     seen = JobView(id, connection, spot, queue.jobs.kept(id), ahead, worker, store.now())
     return None if seen.status == "unknown" else seen
+
+
+def in_queue(its: Connector, queue: str, id: str, spots: Sequence[Spot] = SPOTS) -> Found | None:
+    """The job in this queue. Notes a queue that cannot be searched, so that the others are."""
+    try:
+        return its.jobs.find(queue, id, spots)
+    except Mistyped as error:
+        output.note(f"qd: queue {queue} was not searched: {error}")
+        return None
 
 
 def holder(reports: list[MasterReport], spot: Found) -> Worker | None:
@@ -392,7 +408,7 @@ def why(id: str) -> int:
         output.document(explained(seen.id if seen else id, seen, reasons))
     else:
         for cause, text in reasons:
-            output.say(f"{cause:<12}{text}")
+            output.say(f"{cause:<12}{cut(text, output.MOST_SHOWN)}")
     return int(seen is None)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from qd.cli import context, output
 from qd.config.settings import FailedSettings, Settings
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import MISTYPED, strange_queue
+from qd.drivers.keyspace.base import Mistyped
 from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
 from qd.options.kinds import did_you_mean
@@ -207,11 +207,8 @@ def lines(
     for name in named:
         try:
             each = partly.read(space, f"queue {name}", None, queue.sizes, name)
-        except ServerRefused as error:
-            if MISTYPED not in str(error):
-                raise
-            why = strange_queue(store.space, store.prefix, name) or str(error)
-            queues.append(QueueLine(place, name, UNREAD, None, serve[name], error=why))
+        except Mistyped as error:
+            queues.append(QueueLine(place, name, UNREAD, None, serve[name], error=str(error)))
         else:
             sizes |= {} if each is None else {name: each}
     names = [*sizes]

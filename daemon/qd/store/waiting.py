@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import checked
+from qd.drivers.keyspace.base import checked, naming
 from qd.store.base import KeyspaceStore
 
 Place = Literal["ready", "delayed", "reserved"]
@@ -35,14 +35,17 @@ class Waiting(NamedTuple):
 
 
 def total(store: KeyspaceStore, queue: str, place: Place) -> int:
-    return sum(checked(store.space.call_many([(count, store.prefix + key(queue)) for count, key in KEYS[place]])))
+    counts = [(count, store.prefix + key(queue)) for count, key in KEYS[place]]
+    with naming(store.space, counts[0][1]):
+        return sum(checked(store.space.call_many(counts)))
 
 
 def waiting(store: KeyspaceStore, queue: str, place: Place) -> Iterator[Waiting]:
     """The first and the last EDGE jobs, or all if there are not more. Raises ConnectionLost, ServerRefused."""
     for command, key in KEYS[place]:
         name = store.prefix + key(queue)
-        count = int(store.space.call(command, name))
+        with naming(store.space, name):
+            count = int(store.space.call(command, name))
         for first, end in [(0, count)] if count <= 2 * EDGE else [(0, EDGE), (-EDGE, 0)]:
             yield from _between(store, name, first, end, scores=command == "ZCARD")
 
@@ -52,7 +55,8 @@ def each(store: KeyspaceStore, queue: str, place: Place, act: Callable[[Waiting,
     longer there, or None to stop. Reads as many jobs as there were at the beginning."""
     for command, key in KEYS[place]:
         name, scores = store.prefix + key(queue), command == "ZCARD"
-        left = length = int(store.space.call(command, name))
+        with naming(store.space, name):
+            left = length = int(store.space.call(command, name))
         at, last = 0, b""  # the next position, and the job that was left before it
         while left > 0:
             if at and [last] != [job.text for job in _between(store, name, at - 1, at, scores=scores)]:

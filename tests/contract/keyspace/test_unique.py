@@ -85,7 +85,7 @@ def test_a_forged_lock_duration_does_not_block_a_worker(queue, seen, hold, secon
 @pytest.mark.parametrize("spoilt", ["", "delayed", "notify"])
 def test_a_rejected_unique_job_leaves_no_lock(queue, seen, spoilt):
     seen.call("SET", "b", spoilt, "x")
-    with pytest.raises(QdError, match="WRONGTYPE"):
+    with pytest.raises(QdError, match="is a string and not a"):
         queue.post([unique(1, queue="b", delay=0.5 if spoilt else 0.0)])
     assert lock_of(seen) is None
     seen.call("DEL", "b", spoilt)

@@ -267,6 +267,7 @@ def test_a_server_that_hangs_ends_every_wait_and_repeats_nothing(proxy: Proxy, r
         calls = (queue.do(lambda found: found.push("a", job(1))) for _ in range(50))
         lost = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(each) for each in lost} == {NoAnswer}
+        assert all("no answer in time (0.3 s); a change may have taken effect" in str(each) for each in lost)
         proxy.heal()
         await queue.do(lambda found: found.push("a", job(2)))
         queue.close()

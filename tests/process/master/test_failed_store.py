@@ -109,7 +109,7 @@ def test_what_is_kept_stays_where_the_store_is_switched_off(project: MakeProject
 def test_a_store_that_cannot_be_read_is_logged_and_stops_no_keeper(project: MakeProject, redis: Client) -> None:
     redis.call("SET", STORE[1], "somebody else's")
     work = ready(project(jobs=JOBS, config='[failed]\nkeep = "1s"\n'))
-    work.wait_line("failed.forget_failed .*queue=default .*WRONGTYPE")
+    work.wait_line("failed.forget_failed .*queue=default .*is a string and not a")
     assert not work.matches("redis.away")
     redis.call("DEL", STORE[1])
     store_failed_job(redis, "old", queue="default", at=time.time() - 7200)

@@ -165,7 +165,8 @@ def program_problems(program: Started, keys: Keys, wait: float, restart: str) ->
     if (signal := keys.get("stopsignal", "TERM").upper().removeprefix("SIG")) not in ("TERM", "INT", "QUIT"):
         yield fail(what, f"stopsignal={signal} does not stop qd gracefully", "stopsignal=TERM")
     if keys.get("user", "root") == "root":
-        yield warn(what, "no user=: if supervisord runs as root, so do jobs", "user=NAME, its own user", topic="root")
+        value = "user=root: jobs run as root" if "user" in keys else "no user=: if supervisord runs as root, so do jobs"
+        yield warn(what, value, "user=NAME, its own user", topic="root")
 
 
 # -- systemd
@@ -234,7 +235,8 @@ def unit_problems(unit: Started, keys: Keys) -> Iterator[Finding]:
         value = "a start limit: after a few clean exits in a row (qd restart, --stop-when-empty) it stays down"
         yield warn(what, value, f"{LIMIT}=0 in [Unit]")
     if keys.get("User", "root") in ("", "root") and keys.get("DynamicUser") != "yes":
-        yield warn(what, "no User=: jobs run as root", "User=NAME, its own user", topic="root")
+        value = f"{'User=root' if keys.get('User') else 'no User='}: jobs run as root"
+        yield warn(what, value, "User=NAME, its own user", topic="root")
 
 
 def unit_seconds(value: str) -> float:

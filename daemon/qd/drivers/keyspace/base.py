@@ -13,12 +13,14 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from qd.drivers.keyspace import keys
+from qd.errors import QdError, ServerRefused
+from qd.options.kinds import QUEUE_SUFFIXES
 
 T = TypeVar("T")
 Kind = TypeVar("Kind")
@@ -132,7 +134,10 @@ class Script:
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
     def call(self, space: Keyspace, keys: Sequence[str], *args: Arg) -> Any:
-        return space.run(self, keys, args)
+        try:
+            return space.run(self, keys, args)
+        except ServerRefused as error:
+            raise named(error, space, keys) from None
 
 
 MISTYPED = "WRONGTYPE"  # begins the error of a command whose key has another type, or is in that of a script
@@ -151,6 +156,32 @@ def strange(space: Keyspace, prefix: str, expected: Mapping[str, bytes]) -> str:
 
 def strange_queue(space: Keyspace, prefix: str, queue: str) -> str:
     return strange(space, prefix, {key(queue): kind for key, kind in keys.TYPES.items()})
+
+
+class Mistyped(ServerRefused):
+    """A key has another type than expected; the message names it and the fix. The server changed nothing."""
+
+
+def named(error: ServerRefused, space: Keyspace, names: Iterable[str]) -> ServerRefused:
+    """Mistyped for the server's error that a key has another type, else `error`. names: the keys of the call, of which those
+    of the first queue are checked."""
+    if MISTYPED not in str(error) or isinstance(error, Mistyped):
+        return error
+    prefix, of_queue, queue = next((name for name in names if "queues:" in name), "").partition("queues:")
+    suffix = next((each for each in QUEUE_SUFFIXES if queue.endswith(each)), "")
+    try:
+        return Mistyped((of_queue and strange_queue(space, prefix, queue.removesuffix(suffix))) or str(error))
+    except QdError:
+        return error
+
+
+@contextmanager
+def naming(space: Keyspace, *names: str) -> Iterator[None]:
+    """Raises Mistyped for a key of another type. names: as in `named`."""
+    try:
+        yield
+    except ServerRefused as error:
+        raise named(error, space, names) from None
 
 
 def checked(replies: list[Any]) -> list[Any]:

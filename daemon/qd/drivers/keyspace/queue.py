@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qd.drivers.base import PRODUCER, ClientIdentity, Forgotten, Jobs, Ticks
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import MISTYPED, Arg, Keyspace, checked, chunked, script, strange, strange_queue
+from qd.drivers.keyspace.base import MISTYPED, Arg, Keyspace, checked, chunked, naming, script, strange, strange_queue
 from qd.drivers.keyspace.records import KeptBatches, KeptJobs, KeptTicks
 from qd.drivers.keyspace.sending import effect_args, sent
 from qd.drivers.types import NONE, BeatReply, BeatRequest, Effect, Outgoing, Released, Reserved, Sizes, reserved_of
@@ -234,7 +234,8 @@ class KeyspaceQueue:
         kinds = (keys.ready, keys.suspects, keys.delayed, keys.reserved, keys.failed)
         names = self._keys(*[kind(queue) for kind in kinds])
         counts: list[tuple[Arg, ...]] = list(zip(("LLEN", "LLEN", "ZCARD", "ZCARD", "HLEN"), names, strict=True))
-        replies = checked(self.space.call_many([*counts, ("LINDEX", names[0], 0), ("TIME",)]))
+        with naming(self.space, names[0]):
+            replies = checked(self.space.call_many([*counts, ("LINDEX", names[0], 0), ("TIME",)]))
         ready, suspects, delayed, reserved, failed, head, (now, _) = replies
         created = CREATED.search(head) if head else None
         age = float(max(0, int(now) - int(created[1]))) if created else None
@@ -274,7 +275,7 @@ def beat(space: Keyspace, prefix: str, queues: Sequence[str], request: BeatReque
     slots = request.slots
     args: tuple[Arg, ...] = (*request[:3], int(request.renew), request.reclaims_until, MOVE, len(slots), *slots)
     try:
-        reply = script("beat").call(space, [prefix + name for name in names], *args)
+        reply = space.run(script("beat"), [prefix + name for name in names], args)
     except ServerRefused as error:
         if MISTYPED in str(error) and (why := strange(space, prefix, keys.SHARED_TYPES)):
             raise ServerRefused(why) from None

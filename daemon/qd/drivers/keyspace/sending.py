@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, grouped, script
+from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, grouped, naming, script
 from qd.drivers.types import Count, Effect, Forget, Free, Hold, Keep, Leave, Outgoing, Push, Vacate
 from qd.errors import ConnectionLost
 
@@ -44,7 +44,11 @@ def sent(space: Keyspace, named: Keys, jobs: Sequence[Outgoing]) -> list[str | N
     lock. Raises as Connector.post; after an error the other calls have been executed anyway."""
     found: list[str | None] = [None] * len(jobs)
     calls = calls_of(named, jobs)
-    replies = checked(space.run_many(calls))
+    replies = space.run_many(calls)
+    for call, reply in zip(calls, replies, strict=True):
+        if isinstance(reply, Exception):
+            with naming(space, *call.names):
+                raise reply
     for call, reply in zip(calls, replies, strict=True):
         if reply == len(call.places):
             continue

@@ -30,7 +30,7 @@ from qd.drivers.loops import Once
 from qd.drivers.redis import client, protocol
 from qd.drivers.redis.connection import LARGE, RATE
 from qd.drivers.redis.sentinel import target_of
-from qd.drivers.redis.url import RedisUrl, reason, unreached
+from qd.drivers.redis.url import UNSURE, RedisUrl, reason, unreached
 from qd.errors import ConnectionLost, NoAnswer, QdError, ServerBusy, Unreachable
 from qd.process.descriptors import ready_of
 
@@ -132,7 +132,8 @@ class Link(asyncio.Protocol):
 
     def lose(self, why: object) -> None:
         kind = NoAnswer if isinstance(why, TimeoutError) else ConnectionLost
-        self.close(kind(f"the connection to Redis at {self._place} broke: {reason(why)}"))
+        limit = f" ({self.timeout:g} s){UNSURE}" if kind is NoAnswer else ""
+        self.close(kind(f"the connection to Redis at {self._place} broke: {reason(why)}{limit}"))
 
     def close(self, error: QdError | None = None) -> None:
         self.open = False
@@ -263,7 +264,7 @@ class AsyncConnection:
             link.close()
             target.distrust()
             if type(error) in (ConnectionLost, NoAnswer):
-                raise Unreachable(str(error)) from None
+                raise Unreachable(str(error).removesuffix(UNSURE)) from None
             raise
         self._link, self._checked, self._sent_text = link, time.monotonic(), set()
         return link
@@ -351,7 +352,7 @@ class AsyncQueue:
                 return await self.do(step)
         except TimeoutError:
             where = self._connection.target.place
-            raise NoAnswer(f"Redis at {where} does not answer: no answer in time") from None
+            raise NoAnswer(f"Redis at {where} does not answer: no answer in time ({seconds:g} s){UNSURE}") from None
 
     async def pop(self, name: str, seconds: float) -> bool:
         """Take the first item of the list `name`, waiting at most `seconds`, on a connection of its own."""

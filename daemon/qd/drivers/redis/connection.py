@@ -21,7 +21,7 @@ from qd.drivers.base import Patience
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall
 from qd.drivers.redis import protocol
 from qd.drivers.redis.sentinel import target_of
-from qd.drivers.redis.url import reason, unreached
+from qd.drivers.redis.url import UNSURE, reason, unreached
 from qd.errors import ConnectionLost, NoAnswer, QdError, ServerBusy, ServerRefused, Unreachable
 from qd.process.descriptors import Identity, identity, ready_of
 from qd.process.shield import shield
@@ -106,7 +106,7 @@ class RedisConnection(Patience):
             self.close()
             self.target.distrust()
             if type(error) in (ConnectionLost, NoAnswer):
-                raise Unreachable(str(error)) from None
+                raise Unreachable(str(error).removesuffix(UNSURE)) from None
             raise
 
     @property
@@ -335,7 +335,8 @@ class RedisConnection(Patience):
     def lost(self, why: object) -> None:
         self.close()
         kind = NoAnswer if isinstance(why, TimeoutError) else ConnectionLost
-        raise kind(f"the connection to Redis at {self.target.place} broke: {reason(why)}") from None
+        limit = f" ({self.timeout:g} s){UNSURE}" if kind is NoAnswer else ""
+        raise kind(f"the connection to Redis at {self.target.place} broke: {reason(why)}{limit}") from None
 
     def patience(self, connect: float, answer: float) -> None:
         super().patience(connect, answer)

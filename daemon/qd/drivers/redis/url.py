@@ -129,6 +129,9 @@ def unreached(why: Exception) -> type[Unreachable]:
     return Unusable if isinstance(why, ssl.SSLCertVerificationError) else Unreachable
 
 
+UNSURE = "; a change may have taken effect"  # ends the message of a NoAnswer
+
+
 def reason(why: object) -> str:
     if isinstance(why, TimeoutError):
         return "no answer to TLS in time: does this port use TLS?" if "handshake" in str(why) else "no answer in time"
