@@ -133,6 +133,22 @@ def test_an_app_that_prints_and_exits(shop: Project) -> None:
     assert "SystemExit: 3" in doctor(shop).line("app").value
 
 
+def test_an_app_that_imports_and_is_no_qd(shop: Project) -> None:
+    shop.jobs("web = object()")
+    (shop.root / "qd.toml").write_text(f'[qd]\napp = "jobs:web"\n[connections.redis]\nurl = "{shop.url}"\n')
+    found = doctor(shop).line("app")
+    assert found.value == "'web' in module jobs is an object, not a qd.Qd; the module has 'app'"
+    assert found.fix == "set app of [qd] to MODULE:NAME of your Qd (qd.toml:2 names jobs:web)"
+
+
+def test_a_variable_that_names_another_server_than_the_file(shop: Project) -> None:
+    (shop.root / "qd.toml").write_text('[qd]\napp = "jobs:app"\n[connections.redis]\nurl = "sqlite:///jobs.sqlite"\n')
+    found, line = doctor(shop, QD_REDIS_URL=shop.url), "QD_REDIS_URL overrides url (qd.toml:4: sqlite:///jobs.sqlite)"
+    assert (found.code, found.line("url").sign, found.line("url").value) == (0, "warn", line)
+    checked = shop.qd("config", "check", QD_REDIS_URL=shop.url)
+    assert (checked.returncode, checked.stderr) == (0, f"qd config check: {line}\n")
+
+
 def test_no_app(shop: Project) -> None:
     (shop.root / "qd.toml").write_text(f'[connections.redis]\nurl = "{shop.url}"\n')
     found = doctor(shop)

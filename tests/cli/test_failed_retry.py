@@ -53,6 +53,12 @@ def test_a_job_is_sent_again_with_its_pushed_payload(qd: Run, redis: Client) -> 
     assert left(redis) == ["T.0.2.3"]
 
 
+def test_a_job_is_named_by_the_beginning_of_its_id_as_for_show(qd: Run, redis: Client) -> None:
+    store_failed_job(redis, "T.0.1.3", at=NOW - 100)
+    assert "job-T.0.1.3" in done(qd("failed", "show", "job-T.0"))
+    assert done(qd("failed", "retry", "job-T.0")) == "1 job sent again\n"
+
+
 def test_all_jobs_are_sent_to_their_queues_oldest_first(qd: Run, redis: Client) -> None:
     for n in range(250):
         store_failed_job(redis, f"m{n}", at=NOW - n)

@@ -57,6 +57,12 @@ def test_the_page_shows_what_it_prints(qd: Run, redis: Client) -> None:
     assert counted.stderr == "3 of 3 looked at\n"
 
 
+def test_a_queue_without_ready_jobs_says_where_its_delayed_ones_are(qd: Run, redis: Client) -> None:
+    redis.call("ZADD", "queues:mail:delayed", 2e9, payload(id="a"))
+    assert qd("peek", "mail").stderr == "no ready job in mail; 1 delayed: qd peek mail --state delayed\n"
+    assert "1 delayed" not in qd("peek", "mail", "--state", "reserved").stderr
+
+
 def page(command: str) -> str:
     """The output of this command on its page."""
     text = (CLI / f"qd-{command.split()[1]}.md").read_text()

@@ -59,6 +59,21 @@ def test_the_redis_url_of_a_cache_is_not_taken_for_the_server(shop: Project) -> 
     assert ready(shop, REDIS_URL=CACHE) == 1
 
 
+@pytest.mark.parametrize("place", ["file", "code", "REDIS_URL"])
+def test_commands_workers_and_producers_agree_on_the_server_whatever_redis_url_says(shop: Project, place: str) -> None:
+    code, file, cache = (shop.url if place == each else "" for each in ("code", "file", "REDIS_URL"))
+    named = f'Qd("{code}")' if code else "Qd()"
+    (shop.root / "jobs.py").write_text(f'from qd import Qd\napp = {named}\n@app.job("note")\ndef note() -> None: ...\n')
+    text = f'[connections.redis]\nurl = "{file}"\n' if file else ""
+    (shop.root / "qd.toml").write_text(f'[qd]\napp = "jobs:app"\n{text}')
+    url = cache or CACHE
+    assert shop.python("import jobs; jobs.note.dispatch()", REDIS_URL=url).returncode == 0
+    assert ready(shop, REDIS_URL=url) == 1
+    work = shop.qd("work", "-w", "1", "--stop-when-empty", REDIS_URL=url)
+    assert "job.done queue=default job=note" in work.stderr
+    assert ready(shop, REDIS_URL=url) == 0
+
+
 def test_qd_redis_url_overrides_it_for_commands_workers_and_producers(shop: Project) -> None:
     url = shop.url
     assert ready(shop, QD_REDIS_URL=url) == 0

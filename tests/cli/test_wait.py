@@ -37,6 +37,7 @@ def test_an_unknown_queue_is_noted_with_the_closest_name(qd: Run, redis: Client,
     redis.call("RPUSH", "queues:mail", "{}")
     result = qd(*words)
     assert (result.exit_code, result.stderr.count("unknown queue 'mial' (did you mean 'mail'?)")) == (0, 1)
+    assert "the app was not asked: a queue that only its jobs name is not known here" in result.stderr
     redis.call("DEL", "queues:mail")
     report(redis, queues=["mial"])
     assert "unknown" not in qd(*words).stderr

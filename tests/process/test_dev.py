@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -166,6 +167,20 @@ def test_nothing_is_left_when_it_is_killed_or_its_terminal_closed(shop: Project,
     nothing_left(shop)
     if how == "kill":  # a killed master cannot remove it; the next one does
         next((shop.run / "qd").glob("*.live")).unlink()
+
+
+def test_a_restart_starts_the_worker_again_and_its_own_end_does_not(shop: Project, start: Start) -> None:
+    dev = start("-w", "1")
+    begun(dev)
+    done = shop.qd("restart", "--wait", "60", "--json")
+    assert done.returncode == 0, done.stdout
+    dev.wait("`qd work` ended for `qd restart`; starting it again")
+    assert shop.qd("dispatch", "greet", "name=ada").returncode == 0
+    dev.wait(r"to ada")
+    (master,) = json.loads(done.stdout)["masters"]
+    os.kill(master["new_pid"], signal.SIGTERM)
+    assert dev.ends() == 0
+    assert dev.shown.count("starting it again") == 1
 
 
 def test_without_a_url_it_uses_the_private_server_and_says_how_to_reach_it(shop: Project, start: Start) -> None:

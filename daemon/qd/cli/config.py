@@ -112,7 +112,7 @@ def check() -> None:
         cipher(key)
     _check_schedule(found)
     notes = [*configuration.unknown_variables(found, os.environ), *configuration.unknown_drivers(found)]
-    notes += configuration.open_files(found).values()
+    notes += [*configuration.overridden_urls(found), *configuration.open_files(found).values()]
     for line in notes:
         output.note(f"qd config check: {line}")
     if context.given().json:

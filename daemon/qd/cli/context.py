@@ -137,8 +137,7 @@ def settings() -> Settings:
 
 
 def is_server(at: ConnectionSettings) -> bool:
-    """Whether commands use its url without importing the app. Not that of REDIS_URL: it is often a cache's, and a Qd(url) of
-    another kind overrides it."""
+    """Whether commands use its url without importing the app. Not that of REDIS_URL, which Qd(url) overrides."""
     return at.url is not None and at.url_origin != "environment REDIS_URL"
 
 

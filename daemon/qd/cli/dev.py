@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 
@@ -19,10 +20,11 @@ import click
 from qd.cli import context, output
 from qd.config.settings import CONNECTION, environ_name
 from qd.drivers import embedded
-from qd.errors import ConfigError
+from qd.errors import ConfigError, QdError
 from qd.options.extras import to_install
 from qd.process import fork
 from qd.process.descriptors import ready_of
+from qd.store import controls, fleet
 
 HOST, PORT = "127.0.0.1", 8640  # those of `qd dashboard`
 GUARD = 'cat; exec "$@" >/dev/null'  # its stdin ends with qd dev
@@ -65,8 +67,7 @@ def command(words: Sequence[str]) -> int:
         qd = prefix + os.environ.get("_QD_COMMAND", "qd")
         output.say(f"first job  {qd} dispatch JOB KEY=VALUE... in another terminal; `{qd} declared` lists the jobs")
         output.say(f"stop       Ctrl-C{', also the embedded server' if guard else ''}")
-        programs["work"] = start("work", "--reload", *words, *shared)
-        return watch(programs)
+        return watch(programs, ("work", "--reload", *words, *shared))
     finally:
         end(programs)
         if guard:
@@ -114,15 +115,31 @@ def bound() -> tuple[socket.socket, str]:
         return socket.create_server((HOST, 0)), f" (port {PORT} is taken)"
 
 
-def watch(programs: Programs) -> int:
-    """Until a signal, or until the worker ends. Returns the exit code."""
+def watch(programs: Programs, work: Sequence[str]) -> int:
+    """Until a signal, or until the worker ends, other than for `qd restart`. Returns the exit code."""
+    begun, programs["work"] = time.time(), start(*work)
     while signal.sigwait(WATCHED) == signal.SIGCHLD:
         for name in [name for name, program in programs.items() if program.poll() is not None]:
             code = programs.pop(name).returncode
+            if name == "work" and code == 0 and restart_since(begun):
+                output.note("qd dev: `qd work` ended for `qd restart`; starting it again")
+                begun, programs[name] = time.time(), start(*work)
+                continue
             output.note(f"qd dev: `qd {name}` ended with exit code {code}")
             if name == "work":
                 return code if code >= 0 else 1
     return 0
+
+
+def restart_since(begun: float) -> bool:
+    """Whether a restart was requested after `begun`, of all masters or of some."""
+    try:
+        found = context.settings()
+        store = context.store(found, found.control)
+        stamps = [controls.last_restart(store), *fleet.read(store).restarts.values()]
+    except QdError:
+        return False
+    return any(stamp is not None and stamp.at > begun for stamp in stamps)
 
 
 def end(programs: Programs) -> None:

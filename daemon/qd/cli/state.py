@@ -242,9 +242,12 @@ def note_unknown(found: Settings, places: Sequence[str], queue: str) -> None:
         output.note(unknown_queue(queue, known))
 
 
+APP = "the app was not asked: a queue that only its jobs name is not known here"
+
+
 def unknown_queue(name: str, known: Sequence[str]) -> str:
     what = "no job is in it, no master works on it, qd.toml does not name it"
-    return f"qd: unknown queue '{name}'{did_you_mean(name, known)}: {what}"
+    return f"qd: unknown queue '{name}'{did_you_mean(name, known)}: {what}; {APP}"
 
 
 def full(bounds: FailedSettings, count: int, fill: Fill) -> float:

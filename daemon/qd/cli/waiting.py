@@ -112,7 +112,9 @@ def peek(queue: str, state: str, job: str | None, tag: str | None, count_by: str
     if context.given().json:
         return document(search, facts, jobs=[described(each, state) for each in found])
     if not found:
-        return output.note(f"no {state} job {'matches; ' + search.note() if search.total else f'in {queue}'}")
+        delayed = total(search.store, queue, "delayed") if state == "ready" and not search.total else 0
+        more = f"; {delayed:,} delayed: qd peek {output.quote(queue)} --state delayed" if delayed else ""
+        return output.note(f"no {state} job {'matches; ' + search.note() if search.total else f'in {queue}{more}'}")
     when = {"ready": "age", "delayed": "due in", "reserved": "lease ends in"}[state]
     now = search.store.now()
     rows = [(each.payload.id or each.payload.uuid or "-" if each.payload else "-", *row(each, now)) for each in found]

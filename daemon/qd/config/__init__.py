@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from qd.config.load import load, load_without_app, open_files, unknown_drivers, unknown_variables
+from qd.config.load import load, load_without_app, open_files, overridden_urls, unknown_drivers, unknown_variables
 from qd.config.settings import check_work, from_json, provider_of, to_json
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "load",
     "load_without_app",
     "open_files",
+    "overridden_urls",
     "provider_of",
     "to_json",
     "unknown_drivers",

@@ -23,6 +23,7 @@ from qd.errors import ConfigError
 from qd.options.drivers import BARE, DRIVERS, SCHEMES, scheme_of
 from qd.options.kinds import did_you_mean, names_and_weights
 from qd.options.tables import WORK, Option, WorkOptions
+from qd.redaction import mask_url
 
 ROWS = {**SECTIONS, "worker": WORK}  # also the options that only flags set
 SCHEDULE_POOL = "schedule"  # the default pool of `qd schedule work`; it need not be in the file
@@ -66,8 +67,6 @@ class Layers:
             # An empty variable counts as not set.
             if held := {each: value for each in (name, file_key) if (value := self.environ.get(each))}:
                 yield self._held(held, name, file_key, "environment {}".format)
-        if connection == "redis" and option.name == "url" and self.environ.get("REDIS_URL"):
-            yield self.environ["REDIS_URL"], "environment REDIS_URL"
         if code in self.code:
             yield self.code[code], "Qd(...)"
         pools = [("pools", self.pool)] if section == "worker" and self.pool else []
@@ -76,6 +75,8 @@ class Layers:
             found, file_key = self.file.section(*names), f"{key}_file" if option.secret else key
             if key in found or file_key in found:
                 yield self._held(found, key, file_key, partial(self.file.where, *names))
+        if connection == "redis" and option.name == "url" and self.environ.get("REDIS_URL"):
+            yield self.environ["REDIS_URL"], "environment REDIS_URL"  # last: it is often a cache's
 
     def _held(
         self, held: Mapping[str, Any], key: str, file_key: str, where: Callable[[str], str]
@@ -431,6 +432,29 @@ def supervised(environ: Mapping[str, str]) -> bool:
     if environ.get("SUPERVISOR_ENABLED") or environ.get("NOTIFY_SOCKET"):
         return True
     return environ.get("SYSTEMD_EXEC_PID") in (str(os.getpid()), str(os.getppid()))
+
+
+def overridden_urls(settings: Settings) -> list[str]:
+    """One line per url of the file that a variable overrides with another server. Not for embedded:, which is for
+    development and meant to be overridden."""
+    file = find(settings.file, {}) if settings.file else None
+    lines = list[str]()
+    for name, keys in file.section("connections").items() if file else ():
+        at, own = settings.connections[name], keys.get("url")
+        if not own or not at.url or not at.url_origin.startswith("environment ") or scheme_of(own) == "embedded":
+            continue
+        if server_of(from_root(own, settings.root)) != server_of(at.url):
+            assert file is not None
+            where = file.where("connections", name, "url")
+            variable = at.url_origin.removeprefix("environment ").partition(",")[0]
+            lines.append(f"{variable} overrides url ({where}: {mask_url(own)})")
+    return lines
+
+
+def server_of(url: str) -> tuple[str, str]:
+    """Its kind, and the server with the database; not user, password and options."""
+    kind, _, rest = url.partition("?")[0].partition(":")
+    return kind, rest.rpartition("@")[2].strip("/")
 
 
 def unknown_variables(settings: Settings, environ: Mapping[str, str]) -> list[str]:

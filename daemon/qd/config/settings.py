@@ -33,7 +33,7 @@ class ConnectionSettings:
     url: str | None = option(
         None, "url", "URL of the server: redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or embedded:; "
         "postgresql://, mysql:// or sqlite:///; beanstalkd://; sqs://", repr=False, secret=True,
-        shown="none; for the connection redis also REDIS_URL",
+        shown="none; for the connection redis, REDIS_URL",
     )  # fmt: skip
     credentials: str = option(
         "", "reference", "Redis: provider of user and password at each connect, MODULE:ATTRIBUTE, instead of those in "

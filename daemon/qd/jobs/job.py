@@ -168,6 +168,14 @@ class Link(Unsent, Generic[A, T_co]):
         return f"<link of job {self._plan.declared.name}>"
 
 
+OF_CELERY = {
+    "delay": "dispatch(...)",
+    "apply_async": "dispatch(...), with options using(delay=60).dispatch(...)",
+    "s": "bind(...), or link(...) behind another job of a chain",
+    "si": "bind(...)",
+}
+
+
 class JobFunction(Unsent, Generic[P, C, T]):
     """What @app.job returns for a function. Calling it calls the function."""
 
@@ -193,7 +201,14 @@ class JobFunction(Unsent, Generic[P, C, T]):
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
         """The job with its arguments, for a chain, a batch, a schedule, or to send later. Raises ArgumentError."""
         self._origin = None
-        return Call(self._sender, self._plan, self._plan.declared.encode(args, kwargs), caller())
+        try:
+            data = self._plan.declared.encode(args, kwargs)
+        except ArgumentError as error:
+            if not self._plan.declared.is_link(args, kwargs):
+                raise
+            way = "behind another job of a chain use link(...), with pass_results=True"
+            raise ArgumentError(f"{error} ({way})") from None
+        return Call(self._sender, self._plan, data, caller())
 
     def link(self: Callable[Concatenate[A, Rest], Any], *args: Rest.args, **kwargs: Rest.kwargs) -> Link[A, T]:
         """The job with all arguments but the first, which is the result of the job before it:
@@ -230,6 +245,13 @@ class JobFunction(Unsent, Generic[P, C, T]):
     def run(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run it in this process, as a worker would: conversion, middleware, events. Nothing is sent or retried."""
         return self.bind(*args, **kwargs).run()
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes by themselves
+
+        def __getattr__(self, name: str) -> Any:
+            if (ours := OF_CELERY.get(name)) is not None:
+                raise AttributeError(f"job '{self.name}' has no '{name}': use {ours}", name=name, obj=self)
+            return object.__getattribute__(self, name)  # raises
 
     def __repr__(self) -> str:
         return f"<job {self.name}>"

@@ -98,7 +98,8 @@ class Plan:
             raise DeclarationError(f"option key of job '{name}': {key!r} is no name (written 'order:42')")
         if not isinstance(after_commit, bool | None):
             raise DeclarationError(f"option after_commit of job '{name}': {after_commit!r} is neither True nor False")
-        plan = Plan(self.declared, JobOptions.read(options, name).over(self.options) if options else self.options)
+        read = JobOptions.read(options, name, ("delay", "key", "after_commit")) if options else None
+        plan = Plan(self.declared, read.over(self.options) if read else self.options)
         plan.delay, plan.key, plan.after_commit = delay, key, after_commit
         if not options:
             plan.routes = self.routes

@@ -49,6 +49,16 @@ class Declared:
         del bound[first]
         return first, self.signature.encode(bound, partial=True)
 
+    def is_link(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether all arguments but the first are given."""
+        with suppress(ArgumentError):
+            self.encode_link(args, kwargs)
+            try:
+                self.signature.bind(args, kwargs)
+            except ArgumentError:
+                return True
+        return False
+
     def decode(self, data: bytes) -> Any:
         """The argument of `call` and `arguments`. Raises UnknownParameters or WrongType."""
         return self.signature.decode(data)

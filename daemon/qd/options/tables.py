@@ -49,12 +49,15 @@ class JobOptions:
     encrypted: bool | None = _option("switch")
 
     @classmethod
-    def read(cls, given: Mapping[str, object], job: str | None = None) -> Self:
-        """The options as written in code, checked and converted. job: its name, for messages. Raises DeclarationError."""
+    def read(cls, given: Mapping[str, object], job: str | None = None, others: Sequence[str] = ()) -> Self:
+        """The options as written in code, checked and converted. job: its name, for messages. others: names that the caller
+        accepts besides. Raises DeclarationError."""
         what, found = "a job" if job is None else f"job '{job}'", dict[str, Any]()
         for name, value in given.items():
             if name not in JOB_KINDS:
-                near = kinds.did_you_mean(name, JOB_KINDS) or f" (known: {', '.join(JOB_KINDS)})"
+                known = [*others, *JOB_KINDS]
+                same = [ours for ours in (OF_CELERY.get(name),) if ours in known]
+                near = kinds.did_you_mean(same[0] if same else name, known) or f" (known: {', '.join(known)})"
                 raise DeclarationError(f"unknown option '{name}' of {what}{near}")
             try:
                 read = _IN_CODE.get(JOB_KINDS[name], KINDS[JOB_KINDS[name]])
@@ -72,6 +75,15 @@ class JobOptions:
         return replace(below, **{name: value for name in JOB_KINDS if (value := getattr(self, name)) is not None})
 
 
+OF_CELERY = {
+    "countdown": "delay",
+    "eta": "delay",
+    "expires": "retry_for",
+    "max_retries": "tries",
+    "autoretry_for": "retry_on",
+    "time_limit": "timeout",
+    "soft_time_limit": "timeout",
+}
 JOB_KINDS: Mapping[str, str] = {held.name: held.metadata["kind"] for held in fields(JobOptions)}
 
 

@@ -236,6 +236,10 @@ def user_line(error: BaseException) -> str:
     return (f" ({line})" if line and line not in str(error) else "") + way * early
 
 
+class NoApp(ConfigError):
+    """The module imports, but what `app` names is no Qd."""
+
+
 def load_app(settings: Settings) -> Qd:
     """The Qd of `app = "module:attribute"`; the folder of the configuration comes first on sys.path."""
     if not settings.app:
@@ -248,7 +252,7 @@ def load_app(settings: Settings) -> Qd:
     module = importlib.import_module(module_name)
     app = getattr(module, attribute or "app", None)
     if not isinstance(app, Qd):
-        raise ConfigError(no_app(module, attribute or "app"))
+        raise NoApp(no_app(module, attribute or "app"))
     return app
 
 

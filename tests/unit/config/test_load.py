@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qd import config
+from qd.config import overridden_urls
 from qd.config.file import lines_of
 from qd.config.settings import SECTIONS, LaravelSettings, check_work, environ_name
 from qd.errors import ConfigError
@@ -246,22 +247,37 @@ def test_a_value_that_was_not_given_is_no_layer(write):
 # --- url -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_url_comes_from_the_environment_then_code_then_the_file(write):
-    write(URL)
-    code = {"url": "redis://code/0"}
-    both = {"QD_REDIS_URL": "redis://env/0", "REDIS_URL": "redis://other/0"}
-    found = [
-        load(environ=both, code=code),
-        load(environ={"REDIS_URL": "redis://other/0"}, code=code),
-        load(code=code),
-        load(),
-    ]
-    assert [(each.connection().url, each.connection().url_origin) for each in found] == [
-        ("redis://env/0", "environment QD_REDIS_URL"),
-        ("redis://other/0", "environment REDIS_URL"),
-        ("redis://code/0", "Qd(...)"),
-        ("redis://localhost:6379/0", "qd.toml:2"),
-    ]
+ENV = ("redis://env/0", "environment QD_REDIS_URL")
+CODE = ("redis://code/0", "Qd(...)")
+FILE = ("redis://localhost:6379/0", "qd.toml:2")
+CACHE = ("redis://cache/0", "environment REDIS_URL")
+
+
+@pytest.mark.parametrize("cache", [(), (CACHE,)], ids=["", "REDIS_URL"])
+@pytest.mark.parametrize("file", [(), (FILE,)], ids=["", "file"])
+@pytest.mark.parametrize("code", [(), (CODE,)], ids=["", "code"])
+@pytest.mark.parametrize("env", [(), (ENV,)], ids=["", "QD_REDIS_URL"])
+def test_the_url_comes_from_qd_redis_url_then_code_then_the_file_and_last_from_redis_url(write, env, code, file, cache):
+    write(URL if file else "[connections.redis]\n")
+    environ = {origin.split()[1]: url for url, origin in (*env, *cache)}
+    at = load(environ=environ, code={"url": code[0][0]} if code else {}).connections["redis"]
+    expected = next(iter((*env, *code, *file, *cache)), (None, "built in"))
+    assert (at.url, at.url_origin) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "url", "expected"),
+    [
+        ("sqlite:///jobs.sqlite", "redis://h/0", ["QD_REDIS_URL overrides url (qd.toml:2: sqlite:///jobs.sqlite)"]),
+        ("redis://:pw@a/0", "redis://b/0", ["QD_REDIS_URL overrides url (qd.toml:2: redis://:***@a/0)"]),
+        ("redis://a/0", "redis://:pw@a/0", []),
+        ("embedded:", "redis://h/0", []),  # it is for development
+        ("sqlite:///jobs.sqlite", "", []),
+    ],
+)
+def test_a_url_of_the_file_that_a_variable_overrides_with_another_server_is_reported(write, own, url, expected):
+    write(f'[connections.redis]\nurl = "{own}"\n')
+    assert overridden_urls(load(environ={"QD_REDIS_URL": url})) == expected
 
 
 def test_a_missing_url_is_an_error_only_when_it_is_needed(folder):

@@ -125,6 +125,22 @@ def test_links_are_not_calls():
     app.chain(fetch.bind("x"), link, pass_results=True).run()
 
 
+def test_a_call_that_lacks_only_what_a_link_gets_says_so():
+    app = Qd()
+
+    @app.job("mul")
+    def mul(x: int, y: int) -> int:
+        return x * y
+
+    wrong: Any = mul
+    with pytest.raises(ArgumentError, match=r"missing argument 'y' \(behind another job of a chain use link\(...\)"):
+        wrong.bind(3)
+    for given in ((), ("3",)):
+        with pytest.raises(ArgumentError) as error:
+            wrong.bind(*given)
+        assert "link" not in str(error.value)
+
+
 def test_wrong_arguments_of_a_link_are_refused_where_it_is_made():
     app = Qd()
     _, cut, _ = declare(app)

@@ -24,6 +24,7 @@ from qd.options.drivers import WITH_KEYSPACE
 from qd.options.kinds import size_text
 from qd.process import liveness, proc
 from qd.process.exit_codes import Exit
+from qd.worker.boot import NoApp
 
 IMPORT = 60  # seconds an app may take to import
 ROOT = Path("/")  # where /proc and /sys are
@@ -58,6 +59,8 @@ def check_project(project: Project) -> Iterator[Finding]:
     yield ok("configuration", f"{place}, {count(len(project.pools), 'pool')}" if project.pools.keys() - {""} else place)
     for line in configuration.unknown_variables(found, os.environ):
         yield warn("environment", line, "remove it, or correct its name")
+    for line in configuration.overridden_urls(found):
+        yield warn("url", line, "if you meant the server of the file, remove the variable")
     for path, line in configuration.open_files(found).items():  # who reads a signing key can send jobs that workers run
         yield warn("secrets", line, f"chmod 600 {quote(path)}, owned by the user that runs qd")
     yield from check_app(project, found)
@@ -81,7 +84,10 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
         with redirect_stdout(sys.stderr), context.deadline(IMPORT, f"the app's import takes longer than {IMPORT} s"):
             project.app = context.app()
     except QdError as error:
-        way = f"fix it; `python -c 'import {found.app.partition(':')[0]}'` shows the same error"
+        module = found.app.partition(":")[0]
+        way = f"fix it; `python -c 'import {module}'` shows the same error"
+        if isinstance(error, NoApp):
+            way = f"set app of [qd] to MODULE:NAME of your Qd ({found.origins['qd.app']} names {found.app})"
         yield fail("app", error, way, Exit.CONFIG)
         return
     names = project.app._registry.names()
