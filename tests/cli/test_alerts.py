@@ -107,6 +107,20 @@ def test_only_the_named_queues_are_checked(qd: Run, redis: Client, hook: Webhook
 
 
 @pytest.mark.usefixtures("busy")
+def test_a_restart_ends_no_alert(qd: Run, redis: Client, hook: Webhook) -> None:
+    redis.call("RPUSH", "queues:php", '{"job":"reports.monthly","createdAt":1}')
+    assert qd("alerts", "php", "--once").exit_code == 0
+    redis.call("DEL", "qd:masters")
+    assert qd("restart").exit_code == 0
+    assert qd("alerts", "php", "--once").exit_code == 0
+    assert hook.told() == [("begun", "unserved php")]
+    redis.call("DEL", "qd:restart", "queues:php")
+    report(redis, workers=[{"slot": 1, "pid": 414, "state": "waiting"}])
+    assert qd("alerts", "php", "--once").exit_code == 0
+    assert hook.told()[1:] == [("over", "unserved php")]
+
+
+@pytest.mark.usefixtures("busy")
 def test_what_was_not_sent_is_sent_by_a_later_look(qd: Run, hook: Webhook, capfd: pytest.CaptureFixture[str]) -> None:
     hook.status = 500
     result = qd("alerts", "--once")

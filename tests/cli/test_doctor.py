@@ -510,6 +510,13 @@ def test_a_newer_version_than_the_app_declares(shop: Project, redis: Client) -> 
     assert line.value == f"{fact}: it fails after 6 times unroutable_ttl"
 
 
+def test_an_unknown_php_class_is_left_to_php(shop: Project, redis: Client) -> None:
+    push_raw(redis, make(r"App\Jobs\Report@fire", b"{}", created_at=just_now()))
+    line = doctor(shop).line("queue default")
+    way = "it is a PHP class: stop serving this queue with qd, its PHP workers run it"
+    assert (line.sign, line.fix) == ("fail", way)
+
+
 def test_an_unknown_name_that_is_very_long_is_cut(shop: Project, redis: Client) -> None:
     push_raw(redis, make("x" * 100_000, b"{}", created_at=just_now()))
     assert "xxx... (100000 characters)' at its head is not a job" in doctor(shop).line("queue default").value

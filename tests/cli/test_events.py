@@ -80,7 +80,7 @@ def test_the_actor_is_user_and_host_without_the_variable(
 def test_a_refused_event_does_not_fail_the_command(qd: Run, redis: Client) -> None:
     redis.call("SET", "qd:events", "of another program")
     result = qd("restart")
-    assert (result.exit_code, result.stdout) == (0, "restart requested: no master reports\n")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "restart requested: no master reports")
     assert result.stderr.startswith("qd: done, but `qd events` does not show it: ")
     assert redis.call("EXISTS", "qd:restart") == 1
 

@@ -192,7 +192,7 @@ def test_a_queue_known_only_by_its_keys_is_unserved(qd: Run, redis: Client) -> N
     report(redis, workers=[WAITING], queues=["default"])
     push(redis, count=3)
     way = "start `qd work mail`, or add it to the queues of a pool that runs"
-    way += "; if only PHP serves it, name the queues to check instead: `qd health QUEUE...`"
+    way += "; if only PHP serves it, name the queues to check instead: `qd health QUEUE...`, `qd alerts QUEUE...`"
     assert reason(qd) == ("unserved", f"queue 'mail': 3 ready and no worker serves it; {way}")
     over = f"its oldest job waits for 1m, longer than 30s (no worker serves it); {way}"
     assert reasons(qd, "--max-age", "30s")[1] == ("max-age", f"queue 'mail': {over}")
@@ -212,7 +212,7 @@ def test_an_expired_lease_without_a_worker_is_unserved(qd: Run, redis: Client) -
     kind, text = reason(qd)
     assert kind == "unserved"
     assert re.match(r"queue 'mail': 1 reserved, the first lease ended 2m( \ds)? ago, and no worker serves it; ", text)
-    warning = r"^warn: no qd worker serves mail, where the lease of a job ended 2m( \ds)? ago$"
+    warning = r"^warn: no qd worker serves mail, where the lease of a job ended 2m( \ds)? ago;"
     assert re.search(warning, done(qd("status")), re.M)
 
 
@@ -393,7 +393,9 @@ def test_a_queue_that_only_php_serves_is_never_advice_to_start_qd(
     assert reasons(qd) == []
     redis.call("DEL", "queues:php:reserved")
     waits(70, "reports.monthly")
-    assert reason(qd)[1].endswith("; if only PHP serves it, name the queues to check instead: `qd health QUEUE...`")
+    assert reason(qd)[1].endswith(
+        "; if only PHP serves it, name the queues to check instead: `qd health QUEUE...`, `qd alerts QUEUE...`"
+    )
     assert reasons(qd, "default") == []
     configured('[worker]\nqueues = ["php"]\n')
     waits(70, r"App\\Jobs\\Report@fire")  # the queue is qd's: Python may declare this name
@@ -709,10 +711,9 @@ def sign(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     pid, now = os.getpid(), time.time()
     monkeypatch.setattr(liveness, "time", SimpleNamespace(time=lambda: now))
 
-    def write(pool: str = "", age: float = 0.5, keeper: float = 0.1) -> Path:
-        liveness.write(
-            liveness.Live(pid, proc.start_time(pid), pool, 2, True, keeper), {"RUNTIME_DIRECTORY": str(folder)}
-        )
+    def write(pool: str = "", age: float = 0.5, keeper: float = 0.1, at: str = "") -> Path:
+        live = liveness.Live(pid, proc.start_time(pid), pool, 2, True, keeper, folder=at)
+        liveness.write(live, {"RUNTIME_DIRECTORY": str(folder)})
         file = liveness.path(folder, pool, pid)
         os.utime(file, (now - age,) * 2)
         return file
@@ -747,6 +748,14 @@ def test_live_checks_one_pool(qd: Run, sign: Callable[..., Path]) -> None:
     sign(age=60)
     assert lives(qd, "--pool", "mail")[0] == 0
     assert lives(qd)[0] == 1
+
+
+def test_live_says_where_masters_of_other_projects_run(qd: Run, sign: Callable[..., Path]) -> None:
+    sign(at=os.getcwd())
+    assert lives(qd) == (0, "ok: 1 master here\n")
+    sign("blog", at="/srv/blog")
+    assert lives(qd) == (0, f"ok: 2 masters here: 1 in /srv/blog, 1 in {os.getcwd()}\n")
+    assert lives(qd, "--pool", "blog") == (0, "ok: 1 master here: 1 in /srv/blog\n")
 
 
 def test_live_fails_for_a_hung_master(qd: Run, sign: Callable[..., Path]) -> None:

@@ -51,7 +51,8 @@ def test_a_ready_job_has_its_position_and_its_workers(qd: Run, app: Qd, redis: C
     first, second = [app.queue("mail").push("mail.welcome") for _ in range(2)]
     assert causes(qd, first.id) == ["no-worker"]
     assert done(qd("why", second.id)).splitlines() == [
-        "no-worker   no worker takes jobs from mail: start `qd work mail`",
+        "no-worker   no worker takes jobs from mail: start `qd work mail`; "
+        "if only PHP serves it, start a PHP worker instead",
         "queued      1 job of mail ahead of it",
     ]
     report(redis, workers=[WORKER])
@@ -125,6 +126,28 @@ def test_the_job_of_a_php_class_waits_for_php_unless_qd_serves_its_queue(qd: Run
     assert causes(qd, "report") == ["php"]
     report(redis, workers=[WORKER])
     assert causes(qd, "report") == ["next"]
+
+
+def test_a_queue_that_qd_may_not_serve_comes_with_a_word_about_php(
+    qd: Run, redis: Client, configured: Callable[[str], None]
+) -> None:
+    push_laravel(redis, "reports.monthly", queue="php", id="plain")
+    push_laravel(redis, r"App\Jobs\Report@fire", queue="php", id="report")
+    assert "; if only PHP serves it, start a PHP worker instead\n" in done(qd("why", "plain"))
+    assert done(qd("status")).splitlines()[-1].endswith("2 jobs wait; if only PHP serves it, none is needed")
+    configured('[worker]\nqueues = ["php"]\n')
+    assert causes(qd, "report")[0] == "no-worker"
+    assert "PHP" not in done(qd("why", "plain")) + done(qd("status"))
+
+
+def test_a_php_class_that_qd_has_put_back_is_named(qd: Run, redis: Client, delayed: Callable[..., str]) -> None:
+    held = int(redis.text("TIME")[0]) - 90
+    delayed(held=held)
+    assert "PHP" not in done(qd("why", "id-1")).splitlines()[0]
+    redis.call("DEL", "queues:mail:delayed")
+    delayed(held=held, job=r"App\Jobs\Report@fire")
+    way = "it is a PHP class: stop serving this queue with qd, its PHP workers run it"
+    assert f"; if no Python code declares it, {way}" in done(qd("why", "id-1")).splitlines()[0]
 
 
 def test_positions_beyond_10000_are_not_counted(qd: Run, app: Qd, redis: Client) -> None:
@@ -213,6 +236,7 @@ def test_running_ended_and_unknown_jobs(qd: Run, redis: Client) -> None:
     assert causes(qd, "ended") == ["done"]
     result = qd("why", "nobody")
     assert (result.exit_code, result.stdout.split()[0]) == (1, "unknown")
+    assert "or was sent with another prefix or server" in result.stdout
     assert json.loads(qd("why", "nobody", "--json").stdout)["cause"] == "unknown"
 
 

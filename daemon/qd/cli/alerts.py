@@ -26,7 +26,7 @@ import click
 
 from qd import __version__
 from qd.cli import context, output
-from qd.cli.diagnosis import HealthThresholds, over, reasons
+from qd.cli.diagnosis import HealthThresholds, over, reasons, restarting
 from qd.cli.output import quote
 from qd.cli.state import State, read_state
 from qd.cli.status import recent
@@ -46,6 +46,7 @@ KEPT = 7 * 86400.0  # seconds
 SHOWN = 20  # alerts in the text of one message
 ENOUGH = 10  # jobs that must have ended before a failure rate counts
 STOPS = {signal.SIGTERM, signal.SIGINT}
+HIDDEN = ("unserved", "no-master", "masters")  # not found for a while after `qd restart`
 Findings = Mapping[str, str]  # what it is (`max-ready mail`) -> the fact, the thing with its value, the fix
 
 
@@ -105,7 +106,11 @@ class Sender:
                     return True  # another one sends
                 self.told = self._read(store)
                 self.still_invalid = False
-                findings = findings_of(read_state(self.found, only=self.queues), self.alerts, recent(self.found))
+                state = read_state(self.found, only=self.queues)
+                findings = findings_of(state, self.alerts, recent(self.found))
+                if restarting(state):  # which hides these findings and does not end them
+                    hidden = {what: text for what, text in self.told.items() if what.split()[0] in HIDDEN}
+                    findings = {**hidden, **findings}
             except (ConnectionLost, ServerRefused) as error:
                 return self._server_away(error, at_once)
             if self.invalid and not self.still_invalid:

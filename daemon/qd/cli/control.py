@@ -159,6 +159,8 @@ def restart(rolling: bool, seconds: float | None, **parts: tuple[str, ...]) -> i
         output.document({"at": stamp.at, "rolling": stamp.rolling, **facts})
     elif seconds is None:
         output.say(f"restart requested: {', '.join(master.title for master in before) or 'no master reports'}")
+        if not reports:
+            output.say("a `qd work` that starts later has the new code, and does not restart")
         if before and not rolling:
             output.say("each `qd work` exits with 0, and its supervisor must start it again; without one use --rolling")
     else:

@@ -21,6 +21,7 @@ REPLACED, APART = 5, 60.0  # keepers of one master, and the mean seconds between
 UNSCHEDULED = 5.0  # seconds without a scheduler where one is wanted; it is replaced within one
 FULL = 0.8  # part of the failed store's limits; above it there is a warning
 RECENT = 86400.0  # seconds for which commands warn after a failed job was dropped
+ONLY_PHP = "if only PHP serves it, name the queues to check instead: `qd health QUEUE...`, `qd alerts QUEUE...`"
 GRACE = 10.0  # seconds after `qd restart`, or after a job arrived, in which masters may still be starting
 
 
@@ -231,7 +232,7 @@ def unserved(line: QueueLine, state: State) -> Untaken:
     if not state.living:
         return Untaken(kind, "no master runs", start)
     way = f"{start}, or add it to the queues of a pool that runs"
-    foreign = "" if line.ours else "; if only PHP serves it, name the queues to check instead: `qd health QUEUE...`"
+    foreign = "" if line.ours else f"; {ONLY_PHP}"
     return Untaken(kind, "no worker serves it", way + foreign)
 
 

@@ -8,6 +8,7 @@ server nor configuration, so that an unreachable server does not restart them.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -38,9 +39,17 @@ def live_here(pool: str | None) -> int:
     if context.given().json:
         output.document({"ok": not why, "reasons": why, "masters": [structs.asdict(master) for master in masters]})
     else:
-        for line in why or [f"ok: {output.count(len(masters), 'master')} here"]:
+        for line in why or [f"ok: {output.count(len(masters), 'master')} here{whose(masters)}"]:
             output.say(line)
     return 1 if why else 0
+
+
+def whose(masters: list[Live]) -> str:
+    """Their working directories, if one is not the current one: another project of this user has the same files."""
+    folders = Counter(master.folder for master in masters if master.folder)
+    if not folders or [*folders] == [os.getcwd()]:
+        return ""
+    return f": {', '.join(f'{number} in {folder}' for folder, number in folders.items())}"
 
 
 def dead(masters: list[Live], pool: str | None) -> Iterator[str]:

@@ -28,11 +28,11 @@ from qd.drivers.keyspace.base import Mistyped
 from qd.drivers.types import SPOTS, Found, Kept, Push, Spot
 from qd.errors import ConnectionLost, QdError, UnknownParameters
 from qd.log import cut
-from qd.payload.format import Payload, plain_name
+from qd.payload.format import OF_PHP, Payload, plain_name
 from qd.payload.reservation import split_mark
 from qd.store import controls, fleet, masters
 from qd.store.base import KeyspaceStore
-from qd.store.masters import MasterReport
+from qd.store.masters import MasterReport, queues_of
 from qd.worker.outcome import unknown_job
 
 if TYPE_CHECKING:
@@ -387,8 +387,8 @@ class Finding(NamedTuple):
 
 UNKNOWN = Finding(
     "unknown",
-    "not waiting, running or failed: it succeeded (kept only with a result_ttl), was cancelled or cleared, or was never "
-    "sent, as a unique job whose lock another one has",
+    "not waiting, running or failed: it succeeded (kept only with a result_ttl), was cancelled or cleared, was never "
+    "sent, as a unique job whose lock another one has, or was sent with another prefix or server",
 )
 
 
@@ -449,7 +449,7 @@ def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Ite
             yield from delayed(store, seen, spot)
         if down is not None and spot.queue not in down.allow:
             yield Finding("down", f"maintenance mode{by_whom(down, seen.now)}; `qd up` ends it")
-        closing = [*closed(store, seen, spot, reports, pauses)]
+        closing = [*closed(found, store, seen, spot, reports, pauses)]
         yield from closing
         if due and not closing and spot.spot == "delayed":
             yield Finding("queued", f"due; a worker or keeper moves it to the end of {spot.queue}")
@@ -483,7 +483,9 @@ def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Findin
         if not what:
             what = f"no worker that took it knew '{payload.job}'{newer} or had its key, or its parameters do not fit"
             what += ", or it was paused; see `job.released` in the worker's log"
-        yield Finding("unknown-job", f"it was put back: {what}, since {output.ago(seen.now - payload.held)}; {due}")
+        hint = f"; if no Python code declares it, {OF_PHP}" if "\\" in payload.job else ""
+        since = output.ago(seen.now - payload.held)
+        yield Finding("unknown-job", f"it was put back: {what}, since {since}; {due}{hint}")
     elif limit := limit_of(store, payload.uuid or payload.id or ""):
         yield Finding("limited", f"it is over the limit '{limit}'; {due}")
     elif payload.rsv is not None and (lock := held_lock(store, payload.job, seen.now)):
@@ -535,6 +537,7 @@ def held_lock(store: KeyspaceStore, job: str, now: float) -> tuple[str, str] | N
 
 
 def closed(
+    found: Settings,
     store: KeyspaceStore,
     seen: JobView,
     spot: Found,
@@ -547,12 +550,20 @@ def closed(
         yield Finding("paused", f"queue {queue} is paused{by_whom(note, seen.now)}; `qd resume {quote(queue)}` ends it")
     if spot.payload.is_laravel_object:
         yield Finding("php", "it is an object job of Laravel: only a PHP worker runs it")
-    elif "\\" in spot.payload.job and not masters_there(seen, spot, reports):
+    elif "\\" in spot.payload.job and not is_ours(found, seen, spot, reports):
         yield Finding("php", f"it is the job of a PHP class, and no qd worker serves {queue}: a PHP worker runs it")
     elif not serving(seen, spot, reports):
         there = masters_there(seen, spot, reports)
         names = ", ".join(f"{m.title} is {m.state}{paused_by(m, pauses, seen.now)}" for m in there)
-        yield Finding("no-worker", f"no worker takes jobs from {queue}: {names or f'start `qd work {quote(queue)}`'}")
+        way = names or f"start `qd work {quote(queue)}`"
+        foreign = "" if is_ours(found, seen, spot, reports) else "; if only PHP serves it, start a PHP worker instead"
+        yield Finding("no-worker", f"no worker takes jobs from {queue}: {way}{foreign}")
+
+
+def is_ours(found: Settings, seen: JobView, spot: Found, reports: list[MasterReport]) -> bool:
+    """Whether a master serves its queue, or the configuration names it, as `ours` of a QueueLine."""
+    named = context.queues_named(found, seen.connection)
+    return spot.queue in named or spot.queue in queues_of(reports).get(seen.connection, [])
 
 
 def paused_by(master: MasterReport, pauses: Mapping[fleet.Target, controls.Pause], now: float) -> str:

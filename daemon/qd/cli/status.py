@@ -250,7 +250,8 @@ def warnings(state: State) -> Iterable[str]:
             yield f"queue {line.name}: {line.error}"
         waits = (line.sizes.ready or line.overdue) and not line.paused and state.knows_masters
         if waits and not (line.workers or line.php or (line.theirs and not line.ours)):
-            yield f"no qd worker serves {line.name}, where {waiting(line)}"
+            foreign = "" if line.ours else "; if only PHP serves it, none is needed"
+            yield f"no qd worker serves {line.name}, where {waiting(line)}{foreign}"
         for value, way in of_failed(line, state.now):
             yield f"{value}; {way}"
         if line.php:

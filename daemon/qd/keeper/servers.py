@@ -136,12 +136,19 @@ class ServerHealth:
         at, wrong = time.monotonic(), dict(away)
         for node in wrong.keys() - self._since.keys():
             self._since[node] = at
-            self.log.warning(f"{self.server}.away", **{self._kind(node): node}, error=wrong[node])
+            if self._is_queue(node):
+                self.log.warning("queue.unusable", queue=node, error=wrong[node])
+            else:
+                self.log.warning(f"{self.server}.away", node=node, error=wrong[node])
         for node in self._since.keys() - wrong.keys():
-            self.log.info(f"{self.server}.back", **{self._kind(node): node}, after=at - self._since.pop(node))
+            after = at - self._since.pop(node)
+            if self._is_queue(node):
+                self.log.info("queue.usable", queue=node, after=after)
+            else:
+                self.log.info(f"{self.server}.back", node=node, after=after)
 
-    def _kind(self, name: str) -> str:
-        return "queue" if name in self.queues or self.server != "redis" else "node"
+    def _is_queue(self, name: str) -> bool:
+        return name in self.queues or self.server != "redis"
 
 
 RESTS = (1.0, 30.0)  # seconds between two starts: at first, and at most

@@ -77,6 +77,7 @@ class Status:
         self._state, self._title, self._environ = state, title, environ
         self._text, self.is_ready = "", False
         self._pool, self._start = state.plan.work.pool, proc.start_time(os.getpid())
+        self._folder = os.getcwd()
         self._next_at, self._was_ready = 0.0, False
         self._complained = False
 
@@ -104,7 +105,7 @@ class Status:
             return
         self._next_at, self._was_ready = at + EVERY, ready
         silent = round(self._state.keeper.silent_for, 1)
-        live = liveness.Live(os.getpid(), self._start, self._pool, workers, ready, silent)
+        live = liveness.Live(os.getpid(), self._start, self._pool, workers, ready, silent, folder=self._folder)
         try:
             liveness.write(live, self._environ)
             self._complained = False

@@ -23,7 +23,8 @@ HANGS = 10.0  # seconds: a master whose file is older hangs
 
 
 class Live(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The liveness file of one master. age: seconds since it was written. keeper_silent_s: since its keeper's last turn."""
+    """The liveness file of one master. age: seconds since it was written. keeper_silent_s: since its keeper's last turn.
+    folder: its working directory, which tells the projects of one user apart."""
 
     pid: int
     start: int | None  # clock ticks, as proc.start_time
@@ -32,6 +33,7 @@ class Live(msgspec.Struct, frozen=True, omit_defaults=True):
     ready: bool
     keeper_silent_s: float
     age: float = 0.0
+    folder: str = ""
 
     @property
     def hangs(self) -> bool:

@@ -26,7 +26,7 @@ from qd.jobs.context import RunningJob
 from qd.jobs.policy import GiveUp, JobLimits, Release, after_error
 from qd.jobs.registry import Declared, Registry
 from qd.log import cut
-from qd.payload.format import Payload
+from qd.payload.format import OF_PHP, Payload
 from qd.payload.reservation import Ending, ending_of
 from qd.process import fork
 from qd.process.exit_codes import OVER_TIMEOUT
@@ -118,6 +118,8 @@ def unknown_job(registry: Registry, payload: Payload) -> errors.UnknownJob:
         fact = f"this app declares version {declared.version} of job '{cut(name)}', and the payload has version"
         return errors.NewerVersion(f"{fact} {payload.job_version} (deploy the newer code, then `qd restart`)")
     near = registry.near(name)
+    if "\\" in name and not near:
+        return errors.UnknownJob(f"no job '{cut(name)}' is declared in this app ({OF_PHP})")
     way = "add its module to `imports`, or `qd restart --rolling`"
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"{len(registry.names())} declared; {way}"
     return errors.UnknownJob(f"no job '{cut(name)}' is declared in this app ({hint})")

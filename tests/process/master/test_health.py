@@ -181,6 +181,8 @@ def test_live_is_yes_while_redis_is_away_and_no_when_the_master_hangs_or_is_gone
     work = shop.work("-w", "1")
     work.wait_line("redis.away")
     eventually(lambda: health(shop, "--live")[0] == 0, 20, every=0.2, what="a master that lives")
+    (live,) = json.loads(shop.qd("health", "--live", "--json").stdout)["masters"]
+    assert live["folder"] == str(shop.root)
     assert shop.qd("health").returncode == 69
     os.kill(work.pid, signal.SIGSTOP)
     output = eventually(
@@ -213,7 +215,8 @@ def test_the_file_has_the_pid_and_the_workers_and_is_deleted_at_a_clean_end(proj
 
     state = eventually(ready, what="a sign of a ready master")
     assert state.pop("keeper_silent_s") < 20
-    assert state == {"pid": work.pid, "start": proc.start_time(work.pid), "pool": "mail", "workers": 2, "ready": True}
+    start, where = proc.start_time(work.pid), str(shop.root)
+    assert state == {"pid": work.pid, "start": start, "pool": "mail", "workers": 2, "ready": True, "folder": where}
     assert (shop.run / "qd").stat().st_mode & 0o777 == 0o700
     assert file.stat().st_mode & 0o777 == 0o600
     before = file.stat().st_mtime_ns

@@ -28,15 +28,16 @@ def test_a_key_of_a_wrong_type_stops_its_queue_only(
     redis.call("SET", key, "x")
     if key.endswith(":reserved"):
         push(redis, "quick", n=2, queue="mail")
-    work.wait_line(f"redis.away queue=mail {FIX.format(key=key)}")
+    work.wait_line(f"queue.unusable queue=mail {FIX.format(key=key)}")
     for n in (3, 4):
         push(redis, "quick", n=n, queue="images")
         witness.wait(f"quick {n} ")
     redis.call("DEL", key)
     push(redis, "quick", n=5, queue="mail")
     witness.wait("quick 5 ")
-    work.wait_line("redis.back queue=mail")
-    assert len(work.matches("redis.away")) == 1
+    work.wait_line("queue.usable queue=mail")
+    assert len(work.matches("queue.unusable")) == 1
+    assert not work.matches("redis.away")
     assert not work.matches("redis.refused")
     work.stop()
     assert re.search("master.stopped .*exit=0", work.tail())

@@ -27,6 +27,7 @@ from qd.errors import DeclarationError, Malformed, ServerRefused, SignatureRefus
 from qd.jobs.versions import NEWER
 from qd.log import cut
 from qd.options.kinds import did_you_mean
+from qd.payload.format import OF_PHP
 from qd.payload.format import read as read_payload
 from qd.payload.signing import Signing
 from qd.process import proc
@@ -243,7 +244,8 @@ def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None
         elif app is not None and declared is None:
             near = did_you_mean(name, app._registry.names())
             fact = f"'{cut(name)}' {place} is not a job of this app{near}: it fails after unroutable_ttl"
-            yield fail(what, fact, "deploy the code that declares it, or name its module in imports = of [qd]")
+            way = "deploy the code that declares it, or name its module in imports = of [qd]"
+            yield fail(what, fact, OF_PHP if "\\" in name and not near else way)
     yield from php(queue, sample)
 
 
