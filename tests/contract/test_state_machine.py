@@ -58,9 +58,7 @@ class Mutant(NamedTuple):
 
 MUTANTS = {
     "a renewal without XX, which creates a lease": Mutant("beat", {"'XX', 'CH', unpack": "'CH', unpack"}),
-    "a renewal after the reclaim": Mutant(
-        "beat", {"pcall(renew, i)": "pcall(reclaim, i)", "  reclaim(i)\n": "  renew(i)\n"}
-    ),
+    "a renewal after the reclaim": Mutant("beat", {"each(renew) or each(reclaim)": "each(reclaim) or each(renew)"}),
     "a reclaim that leaves the reservation": Mutant("beat", {"    redis.call('ZREM', KEYS[i + 1], payload)\n": ""}),
     "a migrate in two steps, removed before it is added": Mutant(
         "beat",
@@ -70,7 +68,7 @@ MUTANTS = {
             )
         },
     ),
-    "a beat that adds no tokens": Mutant("beat", {"  tokens(i)\nend": "end"}),
+    "a beat that adds no tokens": Mutant("beat", {" or each(tokens)": ""}),
     "a pop before the payload is read": Mutant(
         "turn",
         {
@@ -92,23 +90,23 @@ MUTANTS = {
     "a turn that does not check its ack": Mutant(
         "turn",
         {
-            "  acked = redis.call('ZREM', KEYS[2]": "  acked = 1 redis.call('ZREM', KEYS[2]",
-            "  acked = acked or redis.call(": "  acked = 1 redis.call(",
+            "  acked = redis.pcall('ZREM', KEYS[2]": "  acked = 1 redis.pcall('ZREM', KEYS[2]",
+            "  acked = acked or redis.pcall(": "  acked = 1 redis.pcall(",
         },
     ),
     "a turn that does not ack": Mutant(
         "turn",
         {
-            "  acked = redis.call('ZREM', KEYS[2], ARGV[9])\n": "  acked = 1\n",
-            "  acked = acked or redis.call('ZREM', KEYS[free + 2], ARGV[9])\n": "  acked = 1\n",
+            "  acked = redis.pcall('ZREM', KEYS[2], ARGV[9])\n": "  acked = 1\n",
+            "  acked = acked or redis.pcall('ZREM', KEYS[free + 2], ARGV[9])\n": "  acked = 1\n",
         },
     ),
     "a turn that reserves a second job": Mutant(
-        "turn", {"i ~= free and redis.call('HGET', KEYS[i + 5], owner)": "false"}
+        "turn", {"i ~= free and redis.pcall('HGET', KEYS[i + 5], owner)": "false"}
     ),
     "a late turn that removes the owner of the next job": Mutant(
         "turn",
-        {"  if acked == 0 and redis.call('HGET', KEYS[free + 5], owner) ~= ARGV[9] then free = nil end\n": ""},
+        {"  if acked == 0 and redis.pcall('HGET', KEYS[free + 5], owner) ~= ARGV[9] then free = nil end\n": ""},
     ),
     "a turn with lanes that ignores the fence": Mutant(
         "lanes", {"if known and tonumber(known) > tonumber(ARGV[7]) then return {-2} end\n": ""}

@@ -124,7 +124,8 @@ class LaneQueue(KeyspaceQueue):
         jobs = self._jobs_of(run, reply[5:], turn.lanes, first)
         self.turns = first + max(1, len(jobs)) - 1  # the reply is here: other numbers are not in use
         gone = tuple([groups[group - 1][number - 1] for group, number in lost])
-        return LaneReply(gone, jobs, None if reply[2] < 0 else reply[2] / 1000, paused, unread(reply[3], run.queues))
+        buried = unread(reply[3], run.queues) if reply[3] else ()
+        return LaneReply(gone, jobs, None if reply[2] < 0 else reply[2] / 1000, paused, buried)
 
     def _jobs_of(self, run: SlotQueues, found: list[Any], lanes: Sequence[int], first: int) -> tuple[Reserved, ...]:
         if not found[0]:
@@ -263,6 +264,5 @@ def turn_of(reply: list[Any], queues: Sequence[str]) -> Turn:
         raise ConnectionLost("Redis executed a call this worker had already abandoned; reconnecting")
     job = Reserved(queues[index - 1], member, mark.decode(), start, length, before) if index else None
     paused = tuple([queues[i - 1] for i in reply[9:]]) if len(reply) > 9 else ()
-    return Turn(
-        None if acked < 0 else acked == 1, job, None if wait < 0 else wait / 1000, paused, unread(malformed, queues)
-    )
+    buried = unread(malformed, queues) if malformed else ()
+    return Turn(None if acked < 0 else acked == 1, job, None if wait < 0 else wait / 1000, paused, buried)

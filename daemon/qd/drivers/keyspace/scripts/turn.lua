@@ -29,7 +29,7 @@ for i = 0, acked == 1 and -1 or #KEYS - 1, EACH do
   if type(held) == 'table' and not mistyped(held) then return held end
   if type(held) == 'string' then
     if free then redis.call('HDEL', KEYS[free + 5], owner) end
-    return {-2, -1, 0, 0, '', '', 0, 0, ''}
+    return {-2, -1, {}, 0, '', '', 0, 0, ''}
   end
 end
 

@@ -17,7 +17,7 @@ if ARGV[8] == '1' then
     if not step or step.ok then step = redis.pcall('ZADD', KEYS[2], string.format('%d.%06d', time[1] + ARGV[3], time[2]), text) end
     if type(step) ~= 'table' then step = redis.pcall('HSET', KEYS[5], ARGV[6], text) end
     if type(step) ~= 'table' then step = redis.pcall('LPOP', KEYS[1]) end
-    if type(step) ~= 'table' then return {1, -1, 0, 1, text, mark, #p - 26, #mark + 21, '"attempts":0'} end
+    if type(step) ~= 'table' then return {1, -1, {}, 1, text, mark, #p - 26, #mark + 21, '"attempts":0'} end
     redis.call('ZREM', KEYS[2], text)
     redis.pcall('HDEL', KEYS[5], ARGV[6])
     if not string.find(step.err, 'WRONGTYPE', 1, true) then return step end
