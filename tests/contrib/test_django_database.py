@@ -433,7 +433,9 @@ def test_manage_check_names_the_command_that_installs_a_missing_library(
     shop = framed(manage=WITHOUT + MANAGE, shop____init__="", shop__settings=settings)
     assert manage(shop, "check").returncode == 0
     check = [sys.executable, "manage.py", "check"]  # a new interpreter: a fork has the library already
-    done = subprocess.run(check, cwd=shop.root, env=shop.env(HIDDEN=library), capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        check, cwd=shop.root, env=shop.env(HIDDEN=library), capture_output=True, text=True, timeout=30
+    )
     assert done.returncode == 1
     assert f"(qd.E001) the library '{library}' is not installed: pip install " in done.stderr
     assert installs in done.stderr
