@@ -22,7 +22,9 @@ import pytest
 from click.testing import Result
 
 from qd.cli import diagnosis
+from qd.cli.state import State
 from qd.process import liveness, proc
+from qd.store.masters import MasterReport
 from tests.cli.conftest import Run, document, done, report
 from tests.support.processes import QD
 from tests.support.project import Project
@@ -439,7 +441,8 @@ def test_a_silent_master_is_a_reason(qd: Run, redis: Client) -> None:
     report(redis, seen_at=now - 100)
     kind, text = reason(qd)
     assert kind == "silent-master"
-    assert "mail@app-1 (pid 411): its keeper has not reported for 1m 40s" in text
+    remedy = "if it died, start `qd work` there, which requeues its jobs and deletes this report"
+    assert f"mail@app-1 (pid 411): its keeper has not reported for 1m 40s; {remedy}" in text
     token = text.rpartition(" ")[2]
     redis.call("HDEL", "qd:masters", token)  # the fix
     assert reasons(qd, "--allow-none") == []
@@ -453,6 +456,13 @@ def test_the_fix_for_a_silent_master_names_the_key_with_its_prefix(
     monkeypatch.setenv("QD_REDIS_PREFIX", "shop:")
     assert reason(qd)[1].endswith(": HDEL shop:qd:masters T1")
     assert "HDEL shop:qd:masters T1" in qd("doctor").stdout
+
+
+def test_the_fix_for_a_silent_master_in_a_database_names_no_command_of_redis() -> None:
+    gone = MasterReport(token="T1", host="app-1", pid=411, booted_at=0, seen_at=0)
+    (found,) = diagnosis.of_master(gone, State(100, None, None, [gone], [], in_database=True))
+    assert found.kind == "silent-master"
+    assert found.text.endswith("other masters do both, the report within 1h")
 
 
 @pytest.mark.parametrize(

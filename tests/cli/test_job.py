@@ -51,6 +51,10 @@ def test_a_running_job_is_shown_with_its_worker(qd: Run, app: Qd, redis: Client)
     assert "where     reserved by a worker that does not report" in done(qd("job", handle.id))
     report(redis, workers=[{"slot": 3, "pid": 415, "state": "busy", "since": float(redis.text("TIME")[0]) - 12}])
     assert "where     runs on mail@app-1, pid 415 for 12" in done(qd("job", handle.id))
+    seen = float(redis.text("TIME")[0]) - 8
+    report(redis, workers=[{"slot": 3, "pid": 415, "state": "busy"}], seen_at=seen)
+    for command in ("job", "why"):
+        assert "runs on mail@app-1, pid 415, which has not reported for 8." in done(qd(command, handle.id))
     report(redis, pool="", workers=[{"slot": 3, "pid": 415, "state": "busy"}])
     assert "where     runs on default@app-1, pid 415\n" in done(qd("job", handle.id))
     shown = document(qd("job", handle.id, "--json"))

@@ -174,6 +174,9 @@ def test_a_silent_master_is_shown_and_its_workers_do_not_count(qd: Run, redis: C
     report(redis, seen_at=now - 192, workers=[{"slot": 0, "pid": 1}])
     output = done(qd("status"))
     assert "silent for 3m 1" in output
+    report(redis, "T2", seen_at=now - 6)
+    assert "silent for 6." in done(qd("status"))
+    redis.call("HDEL", "qd:masters", "T2")
     assert "warn: the master with pid 411 on app-1 has not reported for 3m 1" in output
     assert "warn: no qd worker serves mail, where 2 jobs wait" in output
     redis.call("LPOP", "queues:mail")

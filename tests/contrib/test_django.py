@@ -180,6 +180,7 @@ def test_call_command_stays_in_the_process(shop: FrameworkProject, witness: Witn
     django(
         shop,
         """
+import io
 from django.core.management import CommandError, call_command
 call_command("qd", "run", "pay", "order_id=1")
 call_command("qd", "declared", "--json")  # Django takes no option of it for one of its own
@@ -187,9 +188,16 @@ call_command("qd", "declared", "--", "--json")
 try:
     call_command("qd", "run", "fails", "order_id=1")
 except CommandError as error:
-    print(error.returncode)
+    assert (error.returncode, "ended with 1: " in str(error)) == (1, True), error
 else:
     raise SystemExit("no error")
+try:
+    call_command("qd", "run", "nothing", stderr=(said := io.StringIO()))
+except CommandError as error:
+    assert "no job is called 'nothing'" in said.getvalue(), said.getvalue()
+    assert str(error).endswith(said.getvalue().splitlines()[-1]), error
+call_command("qd", "status", stdout=(shown := io.StringIO()))
+assert "no master reports" in shown.getvalue(), shown.getvalue()
 """,
     )
     assert witness.starting("paid") == ["paid 1 True"]

@@ -480,8 +480,14 @@ with connection.cursor() as cursor:
     cursor.execute("CREATE TABLE jobs (id integer PRIMARY KEY, title varchar(100))")
 """,
     )
-    for command, code in {"migrate": 1, "work": 78, **({"doctor": 78} if url.startswith("sqlite") else {})}.items():
-        done = manage(shop, "qd", command)
+    commands = {
+        "migrate": 1,
+        "migrate --dry-run": 1,
+        "work": 78,
+        **({"doctor": 78} if url.startswith("sqlite") else {}),
+    }
+    for command, code in commands.items():
+        done = manage(shop, "qd", *command.split())
         assert done.returncode == code, done.stderr
         said = done.stdout + done.stderr
         assert "is not qd's (" in said
@@ -490,6 +496,62 @@ with connection.cursor() as cursor:
     (shop.root / "qd.toml").write_text('[connections.database]\ntable = "qd_jobs"\n')
     for words in (["migrate"], ["dispatch", "mark"]):
         assert manage(shop, "qd", *words).returncode == 0
+
+
+OWN_TABLE = """
+class Job(models.Model):
+    title = models.CharField(max_length=100)
+
+    class Meta:
+        db_table = "jobs"
+"""
+
+
+def test_the_system_check_names_a_model_with_the_table_of_jobs(away: FrameworkProject):
+    assert manage(away, "check").returncode == 0
+    models = away.root / "shop" / "models.py"
+    models.write_text(MODELS + OWN_TABLE)
+    done = manage(away, "check")
+    assert done.returncode == 1
+    assert "(qd.E001) shop.Job has the table 'jobs', in which qd stores jobs" in done.stderr
+    (away.root / "qd.toml").write_text('[connections.database]\ntable = "qd_jobs"\n')
+    assert manage(away, "check").returncode == 0
+
+
+def test_the_system_check_warns_of_a_url_of_djangos_database(away: FrameworkProject):
+    path = away.root / "shop" / "settings.py"
+    text = path.read_text()
+    for url, same in {"postgresql://a@127.0.0.1:1/shop": True, "postgresql://127.0.0.1:1/other": False}.items():
+        path.write_text(text.replace("django://default", url))
+        done = manage(away, "check")
+        assert done.returncode == 0, done.stderr
+        assert ("(qd.W002) the url of the jobs is that of DATABASES['default']" in done.stderr) == same, done.stderr
+        assert ('QD = {"url": "django://default"}' in done.stderr) == same
+
+
+IN_A_TEST_CASE = """
+from django.core.management import call_command
+from django.test import TestCase
+from shop.jobs import app, pay
+
+class Worked(TestCase):
+    def test_work(self):
+        pay.dispatch(1)
+        call_command("qd", "work", "--stop-when-empty")
+"""
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+def test_a_worker_in_an_open_transaction_is_refused_with_the_fix(shop: FrameworkProject, url: str):
+    if url.startswith("sqlite"):
+        path = shop.root / "shop" / "settings.py"
+        path.write_text(path.read_text() + IN_A_FILE)
+    shop.write(shop__tests=IN_A_TEST_CASE)
+    done = manage(shop, "test", "shop.tests", "--noinput")
+    assert done.returncode == 1
+    assert "CommandError: a transaction is open on Django's connection 'default': the worker cannot see" in done.stderr
+    assert "use TransactionTestCase" in done.stderr
+    assert "app.imported" not in done.stdout + done.stderr
 
 
 def test_an_unknown_alias_is_rejected_with_the_known_ones(framed: Callable[..., FrameworkProject]):

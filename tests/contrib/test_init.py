@@ -77,6 +77,7 @@ def test_a_new_django_project_whose_jobs_import_models_runs_a_job(
         manage.write_text(manage.read_text().replace("mysite.settings", "mysite.settings.base"))
     new.allowed |= {"manage.py", "mysite", "db.sqlite3", "db.sqlite3-wal", "db.sqlite3-shm", "qd.schema.json"}
     shown = good(new, *QD, "init", "--django")
+    assert 'DATABASES["default"]["TEST"] = {"NAME": BASE_DIR / "test.sqlite3"}' in shown
     assert "wrote mysite/qd.py, mysite/jobs.py, qd.toml and qd.schema.json" in shown
     jobs = new.root / "mysite" / "jobs.py"
     jobs.write_text(jobs.read_text().replace("from mysite.qd", f"{MODEL}from mysite.qd"))
@@ -110,6 +111,8 @@ def test_the_deployment_files_of_a_django_project_run_its_jobs(new: Project, pos
     assert sorted(services) == ["dashboard", "worker"]
     (pod,) = [each["spec"]["template"]["spec"] for each in yaml.safe_load_all(files["k8s"])]
     assert [volume["name"] for volume in pod["volumes"]] == ["tmp"]
+    assert "After=network-online.target postgresql.service\n" in files["systemd"]
+    assert '["uvicorn", "mysite.asgi:application", ' in files["compose"]
     assert 'DJANGO_SETTINGS_MODULE="mysite.settings"' in files["supervisord"]
     unit = dict(
         line.split("=", 1) for line in files["systemd"].splitlines() if re.match("ExecStart|Environment=DJ", line)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from qd.cli.output import ago, by_whom, count, duration, quote, resuming
 from qd.cli.state import QueueLine, State, stale
 from qd.drivers.keyspace import keys
-from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
+from qd.store.masters import FORGOTTEN, MasterReport, SchedulerReport, WorkerReport
 from qd.store.statistics import Place, Rate
 
 STUCK = 10.0  # seconds in which nothing was taken from a queue with jobs
@@ -96,9 +96,16 @@ def way_out(text: str) -> str:
 # -- masters
 
 
-def forget(master: MasterReport, prefix: str) -> str:
-    """The command for redis-cli that deletes its report."""
-    return f"HDEL {quote(prefix + keys.MASTERS)} {master.token}"
+def way_back(master: MasterReport, state: State) -> str:
+    """For a silent master. The next one on its host requeues its jobs, others those whose lease ends."""
+    way = "if it died, start `qd work` there, which requeues its jobs and deletes this report; if it runs, it does not reach"
+    way += f" this server; if that host is gone, other masters do both, the report within {duration(FORGOTTEN)}"
+    # The rest is for redis-cli.
+    return (
+        way
+        if state.in_database
+        else f"{way}; to delete it now: HDEL {quote(state.prefix + keys.MASTERS)} {master.token}"
+    )
 
 
 def too_few(state: State, limits: HealthThresholds) -> Iterator[Reason]:
@@ -119,8 +126,7 @@ def of_master(master: MasterReport, state: State) -> Iterator[Reason]:
     if stale(master, state.now):
         if not replaced(master, state):
             fact = f"its keeper has not reported for {duration(state.now - master.seen_at)}"
-            way = "check whether it runs there and reaches this server; if that host is gone"
-            yield Reason("silent-master", f"{who}: {fact}; {way}: {forget(master, state.prefix)}", master=title)
+            yield Reason("silent-master", f"{who}: {fact}; {way_back(master, state)}", master=title)
         return
     if master.hangs:
         yield Reason("hung-master", f"{who}: {hung(master)}", master=title)

@@ -38,6 +38,9 @@ GRACE = 10  # seconds a supervisor waits longer than qd itself
 FOREVER = 86400  # seconds, if qd waits for running jobs without limit
 INSTANCE = re.compile(r"[A-Za-z0-9:_.-]+")  # names that systemd passes to %i unchanged
 SECRETS = "What Django's settings read, such as the host and the password of the database."
+# Units of the servers of a kind of url, as distributions name them; one that is not installed is ignored.
+SERVERS: dict[str, tuple[str, ...]] = dict.fromkeys(("redis", "rediss", "unix"), ("redis-server", "valkey-server"))
+SERVERS |= {"postgresql": ("postgresql",), "mysql": ("mysql", "mariadb")}
 PROBE = json.dumps(["qd", "health", "--live"])
 FIRST = ("qd.toml", "jobs.py", schema.NAME)
 NEXT = """\
@@ -139,6 +142,7 @@ def systemd(project: Project) -> str:
         first=f"qd@{next(filter(INSTANCE.fullmatch, pools), 'POOL')}" if pools else "qd",
         name=project.name,
         of_pool=", pool %i" if pools else "",
+        servers=" ".join(["network-online.target", *(f"{name}.service" for name in SERVERS.get(project.kind, ()))]),
         user=project.user,
         root=str(project.root).replace("%", "%%"),
         pwd=_systemd_word(f"PWD={project.root}").replace("$$", "$"),  # a dollar has no meaning here
@@ -212,6 +216,7 @@ def compose(project: Project) -> str:
             "  environment:", f"  # {SECRETS}\n  env_file: [{{path: .env, required: false}}]\n  environment:"
         )
         facts["variable"] = f"{kinds.DJANGO}: {project.settings}"
+    facts["web"] = f"{project.settings.partition('.')[0]}.asgi:application" if project.settings else "web:app"
     facts["arguments"] = "".join(f"{json.dumps(word)}, " for word in project.arguments)
     workers = [
         Template(worker).substitute(
@@ -314,10 +319,11 @@ def write_first_project() -> None:
 def write_for(framework: str) -> None:
     """Write the files of its template, and print the notes at the end of it."""
     settings = django_settings() if framework == "django" else ""
+    database = for_sqlite(settings)
     package = settings.rpartition(".")[0].partition(".")[0]
     places = {"folder": f"{package}/" * bool(package), "module": f"{package}." * bool(package)}
     places["own"] = "qd" if package else "qd_app"  # beside manage.py a qd.py would hide qd itself
-    _, *parts = re.split(r"(?m)^--- (.*)\n", filled(f"{framework}.txt", settings=settings, **places))
+    _, *parts = re.split(r"(?m)^--- (.*)\n", filled(f"{framework}.txt", settings=settings, database=database, **places))
     texts = dict(zip(parts[::2], parts[1::2], strict=True))
     notes = texts.pop("notes")
     write_new(texts | {schema.NAME: schema.text()}, f"move it away, or see `qd help {framework}`")
@@ -329,6 +335,22 @@ def django_settings() -> str:
     if not (found := settings_of_manage(Path())):
         raise context.Refused("no manage.py that names the settings is here; run `qd init --django` in its folder")
     return found
+
+
+def for_sqlite(settings: str) -> str:
+    """The lines for settings whose database is SQLite. It is read, not imported: its environment may not be set yet."""
+    file = Path(*settings.split(".")).with_suffix(".py") if settings else Path()
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    if "django.db.backends.sqlite3" not in text:
+        return ""
+    test = 'BASE_DIR / "test.sqlite3"' if "BASE_DIR" in text else '"test.sqlite3"'
+    lines = [
+        f'# A file, so that workers see the database of `manage.py test`.\nDATABASES["default"]["TEST"] = {{"NAME": {test}}}'
+    ]
+    if tuple(map(int, version("django").split(".")[:2])) >= (5, 1):
+        lines.append("# A transaction waits for other writers when it begins.")
+        lines.append('DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE"}')
+    return "".join(f"{line}\n" for line in lines)
 
 
 def settings_of_manage(root: Path) -> str:

@@ -18,7 +18,7 @@ from qd.cli import context, output, waiting
 from qd.cli.context import app_if_named
 from qd.cli.dispatch import queue_of
 from qd.cli.output import by_whom, count, duration, quote, resuming
-from qd.cli.state import known_queues
+from qd.cli.state import known_queues, stale
 from qd.config.settings import Settings
 from qd.dispatch.results import SentJobs, was_cancelled
 from qd.dispatch.route import name_of
@@ -343,7 +343,8 @@ def where(seen: JobView, spot: Found) -> str:
         return "reserved by a worker that does not report: of another program, or of a master that is gone"
     master, worker = seen.worker
     since = "" if worker.since is None else f" for {duration(max(0.0, master.seen_at - worker.since))}"
-    return f"runs on {master.title}, pid {worker.pid}{since}"
+    quiet = f", which has not reported for {duration(seen.now - master.seen_at)}" if stale(master, seen.now) else ""
+    return f"runs on {master.title}, pid {worker.pid}{since}{quiet}"
 
 
 def record(spot: Found) -> dict[str, Any]:

@@ -103,10 +103,10 @@ class QueueLine:
 class State:
     """What `qd status` shows, read at `now` (unix seconds, the server's clock).
 
-    paused_entries: entries of the schedule, "*" for all. away: unreachable connections -> why; their queues are missing.
-    refused: connections whose server refuses writes -> its reply. control: the control connection, which has the reports
-    of masters under `prefix`. nodes: unreachable nodes of a cluster -> why. unknown: what is missing because of them, in
-    words.
+    paused_entries: entries of the schedule, "*" for all. away: unreachable connections -> why; their queues are
+    missing. refused: connections whose server refuses writes -> its reply. control: the control connection, which has
+    the reports of masters under `prefix`, or in a database. nodes: unreachable nodes of a cluster -> why. unknown:
+    what is missing because of them, in words.
     """
 
     now: float
@@ -122,6 +122,7 @@ class State:
     unknown: tuple[str, ...] = ()
     fleet: Fleet = field(default_factory=Fleet)
     prefix: str = ""
+    in_database: bool = False
 
     @property
     def knows_masters(self) -> bool:
@@ -175,7 +176,8 @@ def read_state(found: Settings, *, only: Sequence[str] = (), also: Sequence[str]
         refused[found.control] = partly.read(store.space, "", "", refusal, store)
     refused = {place: why for place, why in refused.items() if why}
     known = (now, down, restart, reports, queues, paused_entries, away, refused, found.control)
-    return State(*known, partly.away, tuple(partly.unknown), of_fleet, store.prefix)
+    in_database = hasattr(store.space, "connection")
+    return State(*known, partly.away, tuple(partly.unknown), of_fleet, store.prefix, in_database)
 
 
 def places(found: Settings, reports: list[MasterReport]) -> list[str]:

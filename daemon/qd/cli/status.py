@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
 from qd.cli.output import by_whom, fields
-from qd.cli.state import QueueLine, State, read_state, unknown_queue
+from qd.cli.state import QueueLine, State, read_state, stale, unknown_queue
 from qd.config.settings import Settings
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.exit_codes import Exit
@@ -29,7 +29,7 @@ MOST_CRASHES = 8  # that a report has room for
 def status() -> int:
     """Show masters, workers, queues, and what is paused.
 
-    A master reports once a second; one that has not for 10 s is shown as silent. If a connection other than the control
+    A master reports once a second; one that has not for 5 s is shown as silent. If a connection other than the control
     connection is unreachable, its queues are missing: exit 69. If a node of a cluster is unreachable, a warning names it
     and what is missing: exit 0.
     """
@@ -161,7 +161,7 @@ def workers_of(master: masters.MasterReport) -> str:
 
 
 def state_of(master: masters.MasterReport, now: float) -> str:
-    if master.silent(now):
+    if stale(master, now):
         return f"silent for {output.duration(now - master.seen_at)}"
     return f"hangs for {output.duration(master.master_silent)}" if master.hangs else master.state
 

@@ -16,7 +16,7 @@ from qd.app import Qd
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.checks.project import Project
-from qd.cli.diagnosis import blind, forget, of_failed, of_queue
+from qd.cli.diagnosis import blind, of_failed, of_queue, way_back
 from qd.cli.output import by_whom, count, duration, quote
 from qd.cli.schedule.entries import EntryView, by_connection, fault, overdue, read_ticks, sent
 from qd.cli.state import FRESH, QueueLine, State, full, is_object_job, of_php, overdue_of, refusal, stale
@@ -36,7 +36,6 @@ from qd.schedule.builder import shown
 from qd.schedule.entry import Entry, closed, meant_for, next_of
 from qd.store import controls, masters, schedule
 from qd.store.base import KeyspaceStore
-from qd.store.controls import Restart
 from qd.store.failed import FailedStore
 from qd.store.masters import MasterReport
 
@@ -69,7 +68,7 @@ def check_masters(state: State) -> Iterator[Finding]:
             fact = f"Laravel's own ({master.laravel_down}) holds all queues of {master.title}"
             yield warn("maintenance mode", fact, "php artisan up")
     for master in [] if blind(state) else state.masters:
-        yield from judged(master, state.restart, state.now, state.prefix)
+        yield from judged(master, state)
     if not state.masters:
         yield ok("masters", "none reports")
     if rooted := [f"{master.title} (pid {master.pid})" for master in state.masters if master.root]:
@@ -77,12 +76,11 @@ def check_masters(state: State) -> Iterator[Finding]:
         yield warn("root", f"these masters run as root, and so do their jobs: {', '.join(rooted)}", way, topic="root")
 
 
-def judged(master: MasterReport, restart: Restart | None, now: float, prefix: str) -> Iterator[Finding]:
+def judged(master: MasterReport, state: State) -> Iterator[Finding]:
     what, where = f"master {master.title}", f"pid {master.pid}"
-    found = list[Finding]()
+    found, now, restart = list[Finding](), state.now, state.restart
     if stale(master, now):
-        way = f"check whether it runs there; if that host is gone: {forget(master, prefix)}"
-        yield warn(what, f"{where} has not reported for {duration(now - master.seen_at)}", way)
+        yield warn(what, f"{where} has not reported for {duration(now - master.seen_at)}", way_back(master, state))
         return
     if master.hangs:
         way = f"kill -9 {master.pid} on {master.host}: its supervisor starts it again"

@@ -94,14 +94,22 @@ class DjangoQd(Qd):
         """The connection `name` inside Django's open transaction, if its url is django://ALIAS and one is open there."""
         from django.db import connections
 
-        alias = alias_of(qd_settings().get("url"))
-        if not alias or self.settings.connection(name).url_origin != "Qd(...)":
+        if not (alias := self.open_transaction(name)):
             return None
-        django = connections[alias]
-        if not in_transaction(django):
-            return None
-        joined: Connector | None = loaded("qd.drivers.database.joined:in_django")(self.connections.get(name), django)
+        opened = self.connections.get(name), connections[alias]
+        joined: Connector | None = loaded("qd.drivers.database.joined:in_django")(*opened)
         return joined
+
+    def alias(self, name: str | None = None) -> str:
+        """The alias in DATABASES of the database that has the jobs of connection `name`, "" if Django has no such."""
+        found = alias_of(qd_settings().get("url"))
+        return found if found and self.settings.connection(name).url_origin == "Qd(...)" else ""
+
+    def open_transaction(self, name: str | None = None) -> str:
+        """That alias if this thread has a transaction open there, else ""."""
+        from django.db import connections
+
+        return alias if (alias := self.alias(name)) and in_transaction(connections[alias]) else ""
 
 
 def install(app: Qd) -> None:

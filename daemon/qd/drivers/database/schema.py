@@ -221,6 +221,7 @@ def migrated(at: ConnectionSettings, patience: float, *, dry: bool = False) -> l
 def migrate(connection: DatabaseConnection, jobs_table: str, *, dry: bool = False) -> list[str]:
     """What was created, or (dry) the statements for it. Raises ConfigError if a newer qd has created the tables."""
     check_version(version_of(connection))
+    check_columns(connection, jobs_table)
     if dry:
         return [f"{text};" for text in missing(connection, jobs_table).values()]
     with connection.transaction():  # in MySQL each statement on tables commits
@@ -296,6 +297,7 @@ def check(connection: DatabaseConnection, jobs_table: str) -> None:
     """Raises ConfigError, with `qd migrate` as the fix, if a table is missing or of an older qd; ForeignTable."""
     found = version_of(connection)
     check_version(found)
+    check_columns(connection, jobs_table)
     needed = (*ours.sorted_tables, jobs(jobs_table), reservations(jobs_table))
     lacks = [table.fullname for table in connection.lacks(needed)]
     if lacks:
@@ -303,7 +305,11 @@ def check(connection: DatabaseConnection, jobs_table: str) -> None:
         raise ConfigError(f"the database at {connection.place} has no table {', '.join(lacks)}{seen}: run `qd migrate`")
     if found is None or found < VERSION:
         raise ConfigError(f"the tables of qd at {connection.place} are of version {found or 0}: run `qd migrate`")
-    with suppress(NoRight):  # check_rights reports it
+
+
+def check_columns(connection: DatabaseConnection, jobs_table: str) -> None:
+    """Raises ForeignTable if the table has no columns of Laravel's jobs."""
+    with suppress(MissingTable, NoRight):  # `check` reports the first, check_rights the other
         connection.execute(sql.select(jobs(jobs_table)).where(NONE)).close()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from argparse import REMAINDER
-from typing import Any
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from typing import Any, TextIO
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
@@ -14,6 +16,7 @@ from qd.errors import ConfigError
 from qd.process.exit_codes import Exit
 
 DJANGOS = ("--settings", "--pythonpath")  # already handled by manage.py
+FORKS = {"work", "dev"}  # these run until they are stopped, in processes of their own
 
 
 class Command(BaseCommand):
@@ -33,21 +36,54 @@ class Command(BaseCommand):
         parser.add_argument("words", nargs=REMAINDER)  # with their options, which are qd's
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """From call_command("qd", "dispatch", ...): in this process. Raises CommandError with qd's exit code."""
+        """From call_command("qd", "dispatch", ...): in this process. Raises CommandError with qd's exit code and the last
+        line that it wrote to stderr. stdout, stderr: files for what it prints, except for `work` and `dev`."""
         from qd.cli.main import command
 
         words = list(map(str, args or options.get("words", ())))
         if "--" in words:
             words.remove("--")  # not needed; it separates nothing of qd's own
+        forks = not FORKS.isdisjoint(words[:2])
+        if forks and (alias := made.open_transaction()):
+            fact = f"a transaction is open on Django's connection '{alias}': the worker cannot see its jobs"
+            raise CommandError(f"{fact}; call it outside of atomic(), and in a test use TransactionTestCase")
+        errors = Copied(options.get("stderr") or sys.stderr)
         try:
-            if "work" in words[:2]:  # it forks, and a child that closes a shared connection ends it for this process
+            if forks:  # a child that closes a shared connection ends it for this process
                 close()
                 made.connections.close_all()
-            command(["--app", chosen(), *words], prog_name="qd")
+            shown = options.get("stdout") or sys.stdout
+            with (
+                nullcontext() if forks else redirect_stdout(shown),
+                nullcontext() if forks else redirect_stderr(errors),
+            ):
+                command(["--app", chosen(), *words], prog_name="qd")
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1
             if code:
-                raise CommandError(f"qd {' '.join(words)} ended with {code}", returncode=code) from None
+                why = "".join(f": {line}" for line in errors.getvalue().splitlines()[-1:])
+                raise CommandError(f"qd {' '.join(words)} ended with {code}{why}", returncode=code) from None
+
+
+class Copied(io.StringIO):
+    """Keeps what is written to `file`."""
+
+    def __init__(self, file: TextIO) -> None:
+        super().__init__()
+        self.file = file
+
+    def write(self, text: str) -> int:
+        self.file.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def isatty(self) -> bool:
+        return self.file.isatty()
+
+    def fileno(self) -> int:
+        return self.file.fileno()
 
 
 def without(words: list[str], flags: tuple[str, ...] = DJANGOS) -> list[str]:
