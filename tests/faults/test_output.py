@@ -139,7 +139,7 @@ def test_no_failure_is_lost_while_the_failed_store_rejects_records(
     eventually(lambda: redis.call("HLEN", STORE[0]) == 200, 20, what="the first failures")
     redis.call("EVAL", "redis.call('RENAME', KEYS[1], 'aside') redis.call('SET', KEYS[1], 'in the way')", 1, STORE[0])
     ledger.push(800, job="bad")
-    work.wait_line("redis.refused .*WRONGTYPE", count=2)
+    work.wait_line("redis.refused .*is a string and not a hash", count=2)
     began = time.monotonic()
     eventually(lambda: time.monotonic() >= began + 2)
     kept, waiting = redis.call("HLEN", "aside"), redis.call("LLEN", "queues:default")

@@ -38,7 +38,7 @@ MECHANISMS = {
     ),
     "read before pop": Named(
         "a payload is read and reserved before it is removed from the list",
-        "contract/redis/test_refusals.py::test_a_key_of_the_wrong_type_is_an_error_and_loses_no_job[reserved]",
+        "contract/redis/test_refusals.py::test_a_key_of_the_wrong_type_loses_no_job[reserved]",
         "'id2'",
     ),
     "ask after a broken call": Named(
