@@ -26,6 +26,7 @@ from qd.log import Log, Unblocked
 from qd.master.code import Assignment, ChildContext, MasterPlan
 from qd.master.master import Master
 from qd.master.state import MAX_WORKERS
+from qd.options.drivers import extra_of_url
 from qd.options.extras import to_install
 from qd.process import proc, systemd
 from qd.process.scoreboard import Role
@@ -90,7 +91,8 @@ def plan_of(settings: Settings, load: Load) -> MasterPlan:
         most = f"the {MAX_WORKERS} of one `qd work` (start a second one)"
         raise ConfigError(f"workers = {work.workers} is more than {most}")
     if settings.failed.database and find_spec("sqlalchemy") is None:
-        raise ConfigError(f"[failed] database needs SQLAlchemy: {to_install('database')}")
+        extra = extra_of_url(settings.failed.database) or "database"
+        raise ConfigError(f"[failed] database needs SQLAlchemy: {to_install(extra)}")
     if not work.workers and not work.only_schedule:
         raise ConfigError("workers = 0 works in the foreground, without a master: stop qd work and start it again")
     config.check_work(settings)

@@ -768,6 +768,16 @@ def test_live_says_where_masters_of_other_projects_run(qd: Run, sign: Callable[.
     assert lives(qd, "--pool", "blog") == (0, "ok: 1 master here: 1 in /srv/blog\n")
 
 
+def test_live_works_in_a_folder_that_was_deleted(
+    qd: Run, sign: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign(at="/srv/blog")
+    (tmp_path / "old").mkdir()
+    monkeypatch.chdir(tmp_path / "old")
+    (tmp_path / "old").rmdir()
+    assert lives(qd) == (0, "ok: 1 master here: 1 in /srv/blog\n")
+
+
 def test_live_fails_for_a_hung_master(qd: Run, sign: Callable[..., Path]) -> None:
     sign(age=3)
     assert lives(qd)[0] == 0

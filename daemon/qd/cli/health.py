@@ -47,7 +47,8 @@ def live_here(pool: str | None) -> int:
 def whose(masters: list[Live]) -> str:
     """Their working directories, if one is not the current one: another project of this user has the same files."""
     folders = Counter(master.folder for master in masters if master.folder)
-    if not folders or [*folders] == [os.getcwd()]:
+    here = "" if context.folder_is_gone() else os.getcwd()
+    if not folders or [*folders] == [here]:
         return ""
     return f": {', '.join(f'{number} in {folder}' for folder, number in folders.items())}"
 

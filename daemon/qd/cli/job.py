@@ -512,8 +512,8 @@ def unfit(payload: Payload) -> str:
             declared.decode(bytes(payload.data))
         except UnknownParameters as error:
             return str(error)
-        except QdError:  # a worker fails it, and does not put it back
-            return ""
+        except QdError:
+            pass  # a worker fails it, and does not put it back
     return ""
 
 

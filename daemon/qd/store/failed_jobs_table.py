@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from qd.drivers.urls import with_hosts_as_options
 from qd.errors import ConfigError, ConnectionLost
+from qd.options.drivers import extra_of_url
 from qd.options.extras import to_install
 from qd.redaction import mask_url, redact
 from qd.store.base import KeyspaceStore
@@ -155,8 +156,7 @@ class FailedJobs:
 
 def library_of(url: str) -> str:
     """The command that installs what the url needs."""
-    extras = {"mysql": "mysql", "mariadb": "mysql", "postgresql": "postgres", "postgres": "postgres"}
-    return to_install(extras.get(url.partition(":")[0], "database"))
+    return to_install(extra_of_url(url) or "database")
 
 
 def with_copies(store: KeyspaceStore, database: str) -> FailedStore:
