@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from qd import Qd
-from qd.cli import job
+from qd.cli import why
 from qd.payload.build import make
 from tests.cli.conftest import Run, document, done, report
 from tests.support.payloads import push_laravel
@@ -43,7 +43,7 @@ def delayed(redis: Client) -> Callable[..., str]:
 def causes(qd: Run, id: str) -> list[str]:
     shown = document(qd("why", id, "--json"))
     found = [each["cause"] for each in shown["findings"]]
-    assert (shown["cause"], set(found) - set(get_args(job.Cause))) == (found[0], set())
+    assert (shown["cause"], set(found) - set(get_args(why.Cause))) == (found[0], set())
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from qd import config
 from qd.cli import main
-from qd.cli.job import Cause
+from qd.cli.why import Cause
 from qd.process.exit_codes import ending
 from tests.support.pages import ROOT
 

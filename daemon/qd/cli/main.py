@@ -52,7 +52,7 @@ COMMANDS = {
     "run": CommandRow("dispatch", "run", "Run a job here and now, and print what it returns."),
     "declared": CommandRow("dispatch", "declared", "List the jobs that the app declares."),
     "job": CommandRow("job", "job", "Show where a job is, by its id or uuid."),
-    "why": CommandRow("job", "why", "Show why a job does not run."),
+    "why": CommandRow("why", "why", "Show why a job does not run."),
     "peek": CommandRow("waiting", "peek", "Show the jobs that wait in a queue."),
     "move": CommandRow("waiting", "move", "Move waiting jobs to another queue."),
     "promote": CommandRow("job", "promote", "Make a delayed job ready now."),

@@ -195,11 +195,9 @@ def lines(
 ) -> list[QueueLine]:
     """One per queue that is worked on, configured, or has jobs, and one for the connection's own."""
     queue, reports, now = context.queue(found, place), partly.reports, partly.now
-    mine = context.queues_named(found, place)
-    own = [*mine, found.connection(place).queue]
+    mine, own = our_queues(found, place, reports), found.connection(place).queue
     there = [] if only else [*partly.found(store.space, lambda: masters.queues_found(store)), *queue.queues()]
-    served = masters.queues_of(reports).get(place, [])
-    named = dict.fromkeys(name for name in (*served, *own, *there, *also) if not only or name in only)
+    named = dict.fromkeys(name for name in (*mine, own, *there, *also) if not only or name in only)
     space = getattr(queue, "space", None)
     alive = [master for master in reports if master.connection == place and not master.silent(now)]
     serve = Counter[str]()
@@ -217,7 +215,7 @@ def lines(
     paused = controls.paused(store, names)
     for (name, each), fill in zip(sizes.items(), FailedStore(store).fills(names), strict=True):
         overdue = overdue_of(store, name, now) if (each.delayed or each.reserved) and not serve[name] else 0.0
-        ours = name in mine or name in served
+        ours = name in mine
         php = of_php(store, name, now, ours=ours) if each.ready or overdue else (False, False)
         used = full(found.failed, each.failed, fill)
         queues.append(QueueLine(place, name, each, paused.get(name), serve[name], *php, fill, used, overdue, ours))
@@ -225,11 +223,15 @@ def lines(
     return sorted(queues, key=lambda line: order[line.name])
 
 
+def our_queues(found: Settings, place: str, reports: Sequence[MasterReport]) -> list[str]:
+    """The queues of the connection that a master serves or the configuration names. Others may belong to PHP workers."""
+    return [*masters.queues_of(reports).get(place, []), *context.queues_named(found, place)]
+
+
 def known_queues(found: Settings, place: str, reports: Sequence[MasterReport]) -> list[str]:
     """Every queue of the connection that is configured, worked on, or has keys."""
-    own = [found.connection(place).queue, *context.queues_named(found, place)]
     there = masters.queues_found(context.store(found, place))
-    return list(dict.fromkeys([*own, *masters.queues_of(reports).get(place, []), *there]))
+    return list(dict.fromkeys([found.connection(place).queue, *our_queues(found, place, reports), *there]))
 
 
 def note_unknown(found: Settings, places: Sequence[str], queue: str) -> None:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import get_args
 
-from qd.cli import batch, context, job, locks, output, waiting
+from qd.cli import batch, context, job, locks, output, waiting, why
 from qd.dashboard import pages
 from qd.dashboard.pages import SHOWN, Asked, Facts, Page, columns, cut, hidden, listed, masked, payload_of
 from qd.dashboard.reader import Snapshot
@@ -91,7 +91,7 @@ def one_job(id: str, now: Snapshot) -> Facts:
     text = payload_of(record_of("", id, 0.0, spot.text if record else b"\n" + spot.text)) if spot else ""
     document = masked(job.described(seen)) | {"failed": record or None, "timeline": timeline(seen, record)}
     document |= {"result": hidden(document["result"], hide)}
-    document |= {"findings": [each._asdict() for each in job.findings(found, seen, now.state.masters)]}
+    document |= {"findings": [each._asdict() for each in why.findings(found, seen, now.state.masters)]}
     return {"row": seen, "record": record, "payload": cut(redact(text)), "document": document}
 
 
