@@ -215,9 +215,7 @@ class Qd:
         WrongType."""
         declared = self._registry.get(name)
         if declared is None:
-            near = ", ".join(f"'{other}'" for other in self._registry.near(name))
-            hint = f"did you mean {near}?" if near else "`qd declared` lists them"
-            raise UnknownJob(f"no job is called '{name}' ({hint})")
+            raise UnknownJob(f"no job is called '{name}' ({self._registry.hint(name)})")
         with suppress(NoProvider):  # only workers need the providers
             declared.call(declared.decode(data))
         return Call(self._send, Plan(declared, declared.options), data)

@@ -16,6 +16,7 @@ from qd.errors import QdError, UnknownParameters
 from qd.events import JobQueued, UniqueJobSkipped
 from qd.jobs.pipeline import title_of
 from qd.jobs.plan import IN_CODE
+from qd.jobs.registry import NO_JOBS
 from qd.options.tables import JOB_KINDS, JobOptions, shown
 from qd.traces import trimmed
 
@@ -232,7 +233,7 @@ def declared() -> None:
         facts = ((job, {"name": job.name, "async": job.is_async, "options": options_of(job)}) for job in jobs)
         return output.document({"jobs": [{**own, "declared_at": job.where} for job, own in facts]})
     if not jobs:
-        return output.note("the app declares no jobs: are their modules named in imports = of [qd]?")
+        return output.note(NO_JOBS)
     rows = list[tuple[str, ...]]()
     for job in jobs:
         values = ((name, JOB_KINDS[name], value) for name, value in options_of(job).items() if name != "queue")

@@ -129,6 +129,9 @@ class DeclaredRaw(Declared):
         return dict(fields) if isinstance(fields, dict) else {}
 
 
+NO_JOBS = "the app declares no jobs: are their modules named in imports = of [qd], or of QD in Django's settings?"
+
+
 class Registry:
     """Every declared job of an app."""
 
@@ -155,8 +158,16 @@ class Registry:
     def names(self) -> list[str]:
         return sorted(self._declared)
 
+    def hint(self, name: str) -> str:
+        """What to do about a name that no job has."""
+        if near := ", ".join(f"'{other}'" for other in self.near(name)):
+            return f"did you mean {near}?"
+        return "`qd declared` lists them" if self._declared else NO_JOBS
+
     def near(self, name: str) -> list[str]:
-        """At most three names similar to `name`, best match first."""
+        """At most three names similar to `name`, best match first: without its module, or misspelled."""
         import difflib  # loaded only for an error message
 
-        return difflib.get_close_matches(name, self._declared, n=3)
+        last = name.rpartition(".")[2]
+        same = [other for other in self.names() if other.rpartition(".")[2] == last]
+        return list(dict.fromkeys([*same, *difflib.get_close_matches(name, self._declared, n=3)]))[:3]

@@ -82,6 +82,7 @@ def test_similar_names_are_found(app: FakeQd):
     for name in ("mail.welcome", "mail.goodbye", "shop.charge"):
         app.job(name)(at_the_top)
     assert app._registry.near("mail.wellcome")[0] == "mail.welcome"
+    assert app._registry.near("charge") == ["shop.charge"]  # the name of the function, without its module
     assert app._registry.near("zzz") == []
     assert app._registry.get("mail.wellcome") is None
 
