@@ -44,6 +44,12 @@ T3 = TypeVar("T3")
 T4 = TypeVar("T4")
 T5 = TypeVar("T5")
 Catch = Call[Any] | None
+OF_CELERY = {
+    "task": "@app.job",
+    "send_task": 'app.queue("mail").push("mail.welcome", {"to": "ada"})',
+    "AsyncResult": "app.handle(id), or job.handle(id)",
+    "conf": "qd.toml",
+}
 
 
 class Qd:
@@ -391,6 +397,13 @@ class Qd:
         from qd.testing import Inline, staged
 
         return staged(self._services, Inline(self._services))
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes by themselves
+
+        def __getattr__(self, name: str) -> Any:
+            if (ours := OF_CELERY.get(name)) is not None:
+                raise AttributeError(f"Qd has no '{name}': use {ours}", name=name, obj=self)
+            return object.__getattribute__(self, name)  # raises
 
 
 def encoded(calls: Sequence[object]) -> list[tuple[Plan, bytes]]:

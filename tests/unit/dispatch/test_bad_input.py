@@ -199,6 +199,7 @@ OPTIONS: list[Case] = [
         DeclarationError,
         (JOB, "(known: delay, key, after_commit, "),
     ),
+    ("send_task()", lambda s: s.app.send_task("a"), AttributeError, ("Qd has no 'send_task'", "app.queue(")),  # type: ignore[attr-defined]
     ("delay()", lambda s: s.welcome.delay("a"), AttributeError, (JOB, "has no 'delay': use dispatch(...)")),
     ("apply_async()", lambda s: s.welcome.apply_async(("a",)), AttributeError, (JOB, "using(delay=60).dispatch(...)")),
     ("tries", lambda s: s.welcome.using(tries=-1), DeclarationError, (JOB, "tries", "-1")),
