@@ -714,6 +714,10 @@ def test_the_table_of_failed_jobs_is_checked(shop: Project, tmp_path: Path) -> N
     with sqlite3.connect(file) as database:
         database.execute("CREATE TABLE failed_jobs (uuid, connection, queue, payload, exception, failed_at)")
     assert line(f"sqlite:///{file}") == ("ok", f"the table failed_jobs is there: sqlite:///{file}")
+    with sqlite3.connect(file) as database:  # a table that can be read and not written
+        database.execute("ALTER TABLE failed_jobs RENAME TO jobs_that_failed")
+        database.execute("CREATE VIEW failed_jobs AS SELECT * FROM jobs_that_failed")
+    assert line(f"sqlite:///{file}")[1].endswith("cannot modify failed_jobs because it is a view")
     sign, value = line("postgresql://shop:s3cret@127.0.0.1:1/laravel")
     where = "the database of [failed], postgresql://shop:***@127.0.0.1:1/laravel: "
     assert (sign, value.startswith(f"failed jobs are not copied: {where}")) == ("fail", True)

@@ -76,6 +76,7 @@ FIXES = (
     (re.compile(r"^no file|unable to open"), NO_FILE),
     (re.compile(r"no such column|Unknown column|column .* does not exist"), "it needs the columns of Laravel 8"),
     (re.compile(r"no such table|Table .* doesn't exist|relation .* does not exist"), MIGRATE),
+    (re.compile(r"readonly database"), "let its user write the file and its folder"),
     (re.compile(r"denied .*(table|failed_jobs)"), "give its user SELECT, INSERT and DELETE on failed_jobs"),
 )
 CORRECT = "start it, or correct database below [failed]"
@@ -120,12 +121,15 @@ class FailedJobs:
         return DatabaseError(f"{self.title}: {text}", fix)
 
     def check(self) -> None:
-        """Read a row: raises DatabaseError if the table or a column is missing. Creates no file."""
+        """Raises DatabaseError if the table, a column or a right is missing. Changes nothing, and creates no file."""
         url = self.engine.url
         if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
             raise self._error(f"no file {url.database}")
         with self._transaction() as connection:
-            connection.execute(self.sql.select(self.table).limit(1))
+            none = self.sql.select(self.table).where(self.sql.false())
+            connection.execute(none)
+            connection.execute(self.table.insert().from_select(FailedRow._fields, none))
+            connection.execute(self.table.delete().where(self.sql.false()))
 
     def add(self, row: FailedRow) -> None:
         """Write a row, replacing that of the same uuid. If there is one, PHP pushed the payload several times: the new row
