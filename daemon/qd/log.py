@@ -210,8 +210,13 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+# Attributes of every record, and the words with which a line begins; all others come from `extra` or OpenTelemetry.
+OWN = {*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName", "time", "level", "role", "pid", "event"}
+
+
 class JobRecords(logging.Handler):
-    """Python's own logging in a worker: records become lines of this log, with the fields of the running job."""
+    """Python's own logging in a worker: records become lines of this log, with what `extra` gave and the fields of the
+    running job."""
 
     def __init__(self, log: Log, context: Callable[[], Mapping[str, object]]) -> None:
         super().__init__()
@@ -223,8 +228,9 @@ class JobRecords(logging.Handler):
             error = record.exc_info[1] if record.exc_info else None
             trace = None if error is None else shown(error, whole=self._log.debugs)
             ids = {"trace_id": getattr(record, "otelTraceID", None), "span_id": getattr(record, "otelSpanID", None)}
-            fields = {"logger": record.name, "message": record.getMessage(), **self._context(), **ids, "trace": trace}
-            self._log.line(level, "log", fields)
+            extra = {key: it for key, it in record.__dict__.items() if key not in OWN and not key.startswith("otel")}
+            fields = {"logger": record.name, "message": record.getMessage(), **self._context(), **ids}
+            self._log.line(level, "log", fields | extra | fields | {"trace": trace})
         except Exception:  # a record that cannot be formatted must not fail the job
             self.handleError(record)
 

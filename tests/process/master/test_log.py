@@ -36,7 +36,7 @@ import logging
 def logs() -> None:
     logging.getLogger("shop.mail").info("sent to %s", "a\\nb")
     logging.debug("not at info")
-    logging.getLogger("shop").critical("badly", extra={"job": "mine", "job_id": 7})
+    logging.getLogger("shop").critical("badly", extra={"job": "mine", "job_id": 7, "order": 42})
     logging.error("%d", "a wrong call of logging")
     try:
         raise KeyError("k")
@@ -77,6 +77,7 @@ def test_a_json_log_is_one_object_a_line(shop: Project, witness: Witness, redis:
         ("told", "logs", "id-logs"),
         ("failed() or a listener raised", "hooked", "id-hooked"),
     ]
+    assert [one.get("order") for one in records] == [None, 42, None, None]
     assert [one["level"] for one in records] == ["info", "error", "error", "error"]
     assert "RuntimeError: second" in str(records[-1]["trace"])
 
