@@ -550,6 +550,25 @@ def test_a_server_that_rejects_writes_is_named_instead_of_its_keepers(
         assert failed[-1].startswith("fail  redis.role: " if word == "READONLY" else "fail  redis.writes: ")
 
 
+def test_a_full_server_is_named_while_its_masters_still_report(project: Callable[..., Project]) -> None:
+    with Server() as own, own.client() as client:
+        shop = project("@app.job('mail.welcome')\ndef welcome() -> None: ...\n", url=own.url)
+        report(client, seen_at=server_time(client) + 600, queues=["default"])
+        assert shop.quick("health").exit_code == 0
+        client.call("CONFIG", "SET", "maxmemory", "900kb")
+        assert refuses(client)
+        found = shop.quick("health")
+        assert (found.exit_code, found.stdout.count("\n")) == (1, 1)
+        assert re.fullmatch(
+            r"connection redis: the server refuses writes: OOM, [\d.]+ MB used, maxmemory is 0\.9 MB \(noeviction\); "
+            r"let workers make room, or raise maxmemory\n",
+            found.stdout,
+        )
+        assert f"warn: {found.stdout}" in shop.quick("status").stdout
+        client.call("CONFIG", "SET", "maxmemory", "900mb")
+        assert shop.quick("health").exit_code == 0
+
+
 def test_a_database_that_rejects_writes_is_named(
     project: Callable[..., Project], postgres: Postgres, postgres_url: str
 ) -> None:

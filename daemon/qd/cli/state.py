@@ -19,6 +19,7 @@ from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Mistyped
 from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
+from qd.options.drivers import WITH_KEYSPACE
 from qd.options.kinds import did_you_mean
 from qd.store import controls, fleet, masters, schedule
 from qd.store.base import KeyspaceStore
@@ -157,11 +158,13 @@ def read_state(found: Settings, *, only: Sequence[str] = (), also: Sequence[str]
         try:
             of_place = store if place == found.control else context.store(found, place)
             own = lines(found, place, of_place, partly, only=only, also=also)
-            if place != found.control and any(
-                line.sizes.ready and (line.sizes.oldest_age or OLD) >= OLD for line in own
-            ):
-                names = [line.name for line in own]
-                refused[place] = partly.read(of_place.space, "", "", refusal, of_place, names)
+            if place != found.control:
+                waits = any(line.sizes.ready and (line.sizes.oldest_age or OLD) >= OLD for line in own)
+                own_server = found.connection(place).driver in WITH_KEYSPACE
+                refused[place] = fullness(of_place.space) if own_server else ""
+                if waits and not refused[place]:
+                    names = [line.name for line in own]
+                    refused[place] = partly.read(of_place.space, "", "", refusal, of_place, names)
             queues += own
         except ConnectionLost as error:
             away[place] = str(error)
@@ -171,7 +174,8 @@ def read_state(found: Settings, *, only: Sequence[str] = (), also: Sequence[str]
     down = partly.read(store.space, "maintenance mode", None, controls.is_down, store)
     of_fleet = partly.read(store.space, "pauses of jobs, hosts and pools", Fleet(), fleet.read, store, now)
     restart = partly.read(store.space, "the last restart", None, controls.last_restart, store)
-    if not any(now - master.seen_at <= FRESH for master in reports):
+    refused[found.control] = fullness(store.space)
+    if not refused[found.control] and not any(now - master.seen_at <= FRESH for master in reports):
         # The last call: a server that refuses may close the connection.
         refused[found.control] = partly.read(store.space, "", "", refusal, store)
     refused = {place: why for place, why in refused.items() if why}
@@ -291,11 +295,27 @@ def is_object_job(payload: bytes) -> bool:
 
 def server_memory(space: Any) -> tuple[int, int] | None:
     """Bytes that a Redis uses, and its maxmemory, or 0. None: it is a database or a cluster, or this user may not ask."""
-    if hasattr(space, "connection") or hasattr(space, "nodes"):
-        return None
-    (raw,) = space.call_many([("INFO", "memory")])
-    facts = dict(re.findall(rb"^(used_memory|maxmemory):(\d+)", raw, re.M)) if isinstance(raw, bytes) else {}
+    facts = memory_facts(space)
     return (int(facts[b"used_memory"]), int(facts.get(b"maxmemory", 0))) if b"used_memory" in facts else None
+
+
+def memory_facts(space: Any) -> dict[bytes, bytes]:
+    if hasattr(space, "connection") or hasattr(space, "nodes"):
+        return {}
+    (raw,) = space.call_many([("INFO", "memory")])
+    names = rb"^(used_memory|mem_not_counted_for_evict|maxmemory|maxmemory_policy):([\w-]+)"
+    return dict(re.findall(names, raw, re.M)) if isinstance(raw, bytes) else {}
+
+
+def fullness(space: Any) -> str:
+    """Why a Redis at its maxmemory refuses new jobs now. Its masters still report: their writes need no more memory. "" if it
+    does not, evicts instead, or this user may not ask."""
+    facts = memory_facts(space)
+    most, buffers = (int(facts.get(name, 0)) for name in (b"maxmemory", b"mem_not_counted_for_evict"))
+    used = int(facts.get(b"used_memory", 0)) - buffers
+    if not most or used <= most or facts.get(b"maxmemory_policy") != b"noeviction":
+        return ""
+    return f"OOM, {used / (1 << 20):.1f} MB used, maxmemory is {most / (1 << 20):.1f} MB (noeviction)"
 
 
 def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:
