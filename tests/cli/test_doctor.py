@@ -531,6 +531,34 @@ def test_an_unknown_name_among_the_delayed(shop: Project, redis: Client) -> None
     assert doctor(shop).line("queue default").value == "1 delayed job checked"
 
 
+def test_parameters_that_do_not_fit_the_declaration(shop: Project, redis: Client) -> None:
+    wrong = make("mail.welcome", b'{"nobody":1}', created_at=1)
+    redis.call("ZADD", "queues:default:delayed", 2_000_000_000, wrong, 2_000_000_000, wrong.replace(b":1}", b":2}"))
+    found = doctor(shop)
+    line = found.line("queue default")
+    assert (found.code, line.sign) == (1, "fail")
+    fact = "job 'mail.welcome' has no parameter 'nobody' (a job among its delayed jobs): it fails after unroutable_ttl"
+    assert line.value == fact
+    assert line.fix == "deploy the code that has this parameter, or correct the program that sends the job"
+
+
+def test_an_object_job_that_was_put_back_is_never_called_an_unknown_job(shop: Project, redis: Client) -> None:
+    body = (
+        b'{"uuid":"u%s","displayName":"App\\\\Jobs\\\\Report",'
+        b' "job": "Illuminate\\\\Queue\\\\CallQueuedHandler@call","attempts":0%s}'
+    )
+    redis.call("ZADD", "queues:default:delayed", 2_000_000_000, body % (b"1", b',"held":1700000000'))
+    found = doctor(shop)
+    line = found.line("queue default")
+    assert (found.code, line.sign) == (0, "warn")
+    fact = "1 object job of Laravel was put back: qd never runs or fails such a job, only a PHP worker takes it"
+    assert line.value == fact
+    assert line.fix.endswith(r"`qd move default --to QUEUE --job 'App\Jobs\Report'`")
+    redis.call("DEL", "queues:default:delayed")
+    redis.call("ZADD", "queues:default:delayed", 2_000_000_000, body % (b"2", b""))  # PHP's own delayed job
+    assert doctor(shop).line("queue default").value == "1 delayed job checked"
+
+
 def test_jobs_that_no_known_key_has_signed(shop: Project, redis: Client) -> None:
     shop.config('[signing]\nkeys = ["a:a-secret-of-this-shop"]\n')
     shop.python("from jobs import welcome\nwelcome.dispatch()\n")

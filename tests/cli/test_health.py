@@ -57,7 +57,8 @@ def reasons(qd: Run, *words: str) -> list[tuple[str, str]]:
     assert found["ok"] is not bool(found["reasons"])
     plain = qd("health", *words)
     assert plain.exit_code == result.exit_code
-    assert len(plain.stdout.splitlines()) == max(1, len(found["reasons"]))
+    lines = [line for line in plain.stdout.splitlines() if not line.startswith("warn: ")]
+    assert len(lines) == max(1, len(found["reasons"]))
     return [(reason["kind"], reason["text"]) for reason in found["reasons"]]
 
 
@@ -369,6 +370,97 @@ def test_an_object_job_that_waits_for_a_minute_is_a_reason(qd: Run, redis: Clien
     redis.call("DEL", "queues:mail")
     push(redis, job=OBJECT, age=40)
     assert reasons(qd) == []
+
+
+def put_back(redis: Client, id: str, *, ago: float, job: str = OBJECT, queue: str = "mail", due: float = 40) -> str:
+    """Add a delayed job that a worker first put back `ago` seconds ago. Returns its payload."""
+    now = server_time(redis)
+    text = f'{{"uuid":"{id}","job":"{job}","data":{{}},"attempts":0,"held":{now - ago:.0f},"rsv":"T.0.1.-"}}'
+    redis.call("ZADD", f"queues:{queue}:delayed", now + due, text)
+    return text
+
+
+@pytest.mark.parametrize("place", ["head", "tail", "delayed"])
+def test_the_verdict_about_object_jobs_is_steady_while_qd_puts_one_after_the_other_back(
+    qd: Run, redis: Client, place: str
+) -> None:
+    """Each one that it takes ends `stuck`; these payloads have no creation time."""
+    report(redis, workers=[WAITING], stuck={})
+    fresh = '{"uuid":"%s","job":"%s","data":{},"attempts":0}'
+    redis.call("RPUSH", "queues:mail", *(fresh % (each, OBJECT) for each in "abc"))
+    assert reasons(qd) == []
+    text = put_back(redis, "old", ago=70)
+    if place != "delayed":
+        redis.call("DEL", "queues:mail:delayed")
+        redis.call("LPUSH" if place == "head" else "RPUSH", "queues:mail", text)
+    kind, text = reason(qd)
+    assert (kind, "the first is a PHP job that no PHP worker takes" in text) == ("php", True)
+
+
+def test_an_object_job_that_was_put_back_is_a_reason_though_none_is_ready(qd: Run, redis: Client) -> None:
+    report(redis, workers=[WAITING])
+    put_back(redis, "new", ago=50)
+    assert reasons(qd) == []
+    put_back(redis, "old", ago=70, due=50)
+    kind, text = reason(qd)
+    assert (kind, text.split(";")[0]) == (
+        "php",
+        "queue 'mail': a PHP job was put back 1m 10s ago, and no PHP worker takes it",
+    )
+    push(redis)
+    assert [kind for kind, _ in reasons(qd)] == ["php"]
+    redis.call("ZADD", "queues:mail:reserved", server_time(redis) + 60, PAYLOAD % (OBJECT, 1))  # a PHP worker is active
+    assert reasons(qd) == []
+    redis.call("DEL", "queues:mail:reserved")
+    done(qd("pause", "mail"))
+    assert reasons(qd) == []
+
+
+# -- jobs that no worker can run, and paused masters: warnings
+
+
+def warned(qd: Run) -> list[str]:
+    found = qd("health")
+    assert found.exit_code == 0
+    lines = [line.removeprefix("warn: ") for line in found.stdout.splitlines()[1:]]
+    shown = done(qd("status"))
+    assert all(f"warn: {line}" in shown for line in lines)
+    assert document(qd("health", "--json"))["warnings"] == lines
+    return lines
+
+
+def test_jobs_that_were_put_back_because_no_worker_can_run_them_are_a_warning(qd: Run, redis: Client) -> None:
+    report(redis, workers=[WAITING])
+    put_back(redis, "J1", ago=240, job="mail.gone")
+    way = "`qd why J1` shows the cause; deploy the code that fits before unroutable_ttl ends"
+    one = f"queue 'mail': 1 job was put back because no worker can run it, first 4m ago; {way}"
+    assert warned(qd) == [one]
+    put_back(redis, "J2", ago=60, job="mail.lost", due=20)
+    several = f"queue 'mail': 2 jobs were put back because no worker can run them, the first 4m ago; {way}"
+    assert warned(qd) == [several]
+    done(qd("pause", "--job", "mail.lost"))
+    assert warned(qd) == [one]
+    done(qd("pause", "--job", "mail.gone"))
+    assert warned(qd) == []
+
+
+def test_a_delayed_job_is_no_warning(qd: Run, redis: Client) -> None:
+    report(redis, workers=[WAITING])
+    redis.call("ZADD", "queues:mail:delayed", server_time(redis) + 60, PAYLOAD % ("mail.welcome", 1))
+    assert warned(qd) == []
+
+
+def test_ready_jobs_of_masters_that_are_all_paused_are_a_warning(qd: Run, redis: Client) -> None:
+    report(redis, state="paused", workers=[WAITING])
+    assert warned(qd) == []
+    push(redis)
+    way = "CONT to a paused master resumes it"
+    assert warned(qd) == [f"queue 'mail': 1 ready and mail@app-1 (pid 411) is paused; {way}"]
+    report(redis, "T2", workers=[WAITING], pid=412)
+    assert warned(qd) == []
+    redis.call("HDEL", "qd:masters", "T2")
+    done(qd("pause", "mail"))
+    assert warned(qd) == []
 
 
 @pytest.mark.parametrize("key", ["queues:php", "queues:php:delayed"])

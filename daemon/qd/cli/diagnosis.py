@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from qd.cli.output import ago, by_whom, count, duration, quote, resuming
-from qd.cli.state import QueueLine, State, stale
+from qd.cli.state import FIRST, QueueLine, State, stale
 from qd.drivers.keyspace import keys
+from qd.payload.format import OBJECT_JOB
+from qd.store.fleet import Target
 from qd.store.masters import FORGOTTEN, MasterReport, SchedulerReport, WorkerReport
 from qd.store.statistics import Place, Rate
 
@@ -180,6 +182,21 @@ def of_queue(line: QueueLine, state: State) -> Iterator[Reason]:
     why = untaken(line, state) if line.sizes.ready or line.overdue else None
     if why is not None and why.kind:
         yield Reason(why.kind, f"queue '{line.name}': {waiting(line)} and {why.fact}; {why.way}", queue=line.name)
+    late = php_held(line, state.now)
+    if late > UNTAKEN and not (why is not None and why.kind == "php") and not line.paused and not shut(line, state):
+        fact = f"a PHP job was put back {ago(late)}, and no PHP worker takes it"
+        yield Reason("php", f"queue '{line.name}': {fact}; {php_way(line)}", queue=line.name)
+
+
+def php_held(line: QueueLine, now: float) -> float:
+    """Seconds since a qd worker first put back an object job that still waits; 0.0 if none, or a PHP worker takes them.
+    Unlike `stuck`, this goes on while qd puts back the next one."""
+    since = [job.since for job in line.held if job.job == OBJECT_JOB]
+    return now - min(since) if since and not line.theirs else 0.0
+
+
+def php_way(line: QueueLine) -> str:
+    return f"start `php artisan queue:work --queue={quote(line.name)}`, or give each language a queue of its own"
 
 
 def waiting(line: QueueLine) -> str:
@@ -202,9 +219,9 @@ def untaken(line: QueueLine, state: State) -> Untaken:
     moments = [m.stuck.get(line.name) for m in found if works(m) and not busy(m)]
     since = [moment for moment in moments if moment is not None]
     stuck_for = state.now - max(since) if since and len(since) == len(moments) else 0.0
-    if line.php and (stuck_for > STUCK or (line.sizes.oldest_age or line.overdue) > UNTAKEN):
-        text = f"start `php artisan queue:work --queue={quote(line.name)}`, or give each language a queue of its own"
-        return Untaken("php", "the first is a PHP job that no PHP worker takes", text)
+    waited = max(line.sizes.oldest_age or line.overdue, php_held(line, state.now))
+    if line.php and (stuck_for > STUCK or waited > UNTAKEN):
+        return Untaken("php", "the first is a PHP job that no PHP worker takes", php_way(line))
     if not found and (line.php or line.theirs):
         return Untaken("", "only PHP workers serve it", "add PHP workers")
     if not found:
@@ -254,13 +271,42 @@ def warnings(state: State, rates: Mapping[Place, Rate]) -> Iterator[tuple[str, s
         elif is_growing(line, rates):
             growth = rates[line.connection, line.name].growth
             yield f"{line.name} is growing by {growth:,.0f}/min, {line.sizes.ready:,} ready", "add workers"
-        yield from of_failed(line, state.now)
+        yield from of_line(line, state)
 
 
 def is_growing(line: QueueLine, rates: Mapping[Place, Rate]) -> bool:
     """By a job a minute or more, and more than a twentieth of what comes in."""
     rate = rates.get((line.connection, line.name))
     return rate is not None and line.sizes.ready > 0 and rate.growth >= max(1.0, rate.enters / 20)
+
+
+def of_line(line: QueueLine, state: State) -> Iterator[tuple[str, str]]:
+    """Warnings about one queue that are no reasons, each with a fix."""
+    yield from of_failed(line, state.now)
+    yield from of_held(line, state)
+    yield from of_paused_masters(line, state)
+
+
+def of_held(line: QueueLine, state: State) -> Iterator[tuple[str, str]]:
+    """Jobs that no worker can run. Paused ones wait for an operator, object jobs for a PHP worker."""
+    held = [job for job in line.held if job.job != OBJECT_JOB and Target("job", job.job) not in state.fleet.pauses]
+    if not held:
+        return
+    since, more = ago(state.now - held[0].since), " or more" if line.sizes.delayed > FIRST else ""
+    what = f"{len(held)}{more} jobs were put back because no worker can run them, the first {since}"
+    if len(held) == 1 and not more:
+        what = f"1 job was put back because no worker can run it, first {since}"
+    way = "deploy the code that fits before unroutable_ttl ends"
+    yield f"queue '{line.name}': {what}", f"`qd why {quote(held[0].id)}` shows the cause; {way}"
+
+
+def of_paused_masters(line: QueueLine, state: State) -> Iterator[tuple[str, str]]:
+    found = serving_now(line, state)
+    if not (line.sizes.ready or line.overdue) or line.paused or any(master.state != "paused" for master in found):
+        return
+    why = untaken(line, state) if found else None
+    if why is not None and not why.kind and not shut(line, state):
+        yield f"queue '{line.name}': {waiting(line)} and {why.fact}", why.way
 
 
 def of_failed(line: QueueLine, now: float) -> Iterator[tuple[str, str]]:

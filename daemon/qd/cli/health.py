@@ -157,6 +157,6 @@ def document(state: State, why: list[Reason]) -> dict[str, Any]:
 
 def warnings(state: State) -> list[str]:
     """What deserves attention but is no failure."""
-    from qd.cli.diagnosis import of_failed
+    from qd.cli.diagnosis import of_line
 
-    return [f"{fact}; {way}" for line in state.queues for fact, way in of_failed(line, state.now)]
+    return [f"{fact}; {way}" for line in state.queues for fact, way in of_line(line, state)]

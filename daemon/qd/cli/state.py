@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from qd.cli import context, output
 from qd.config.settings import FailedSettings, Settings
@@ -21,6 +21,7 @@ from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
 from qd.options.drivers import WITH_KEYSPACE
 from qd.options.kinds import did_you_mean
+from qd.payload.format import readable
 from qd.store import controls, fleet, masters, schedule
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Fill
@@ -33,7 +34,8 @@ MASTERS = "masters and their workers"
 OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
 OF_CLASS = re.compile(rb'"job":"[^"\\]*\\\\')  # the name of a PHP class with its namespace
 NOTHING_KEPT, UNREAD = Fill(), Sizes(0, 0, 0, 0, None)
-HELD = 99  # reservations of a queue that are read
+NO_JOBS = (False, False, ())
+FIRST, RESERVED = 10, 100  # delayed jobs, and reservations, of a queue that are read
 FRESH = 3.0  # seconds: a master that reported since then proves that its server takes writes
 OLD = 10.0  # seconds a job has waited when its server may be the reason
 PROBE = "qd:probe"  # a key that never exists, to try a write
@@ -75,15 +77,23 @@ class Partly:
         return nodes
 
 
+class Held(NamedTuple):
+    """A job that a worker put back, because no worker can run it or it is paused. since: the first time (unix seconds)."""
+
+    id: str
+    job: str
+    since: float
+
+
 @dataclass(frozen=True)
 class QueueLine:
     """A queue and its contents.
 
     workers: those that serve it, idle or not. php: the next job is PHP's, and no PHP worker has reserved one. theirs: a PHP
-    worker has reserved a job. failed: see store.failed.Fill. full: the used part of the failed store's limits; at 1.0 the
-    next failed job drops the oldest. overdue: seconds since the first delayed job was due or the first lease ended; 0.0 if
-    neither, or a worker serves the queue. ours: a master serves it, or the configuration names it. error: why it cannot be
-    read; "" if it can.
+    worker has reserved a job. held: those of the first delayed jobs, and of both ends of the ready ones. failed: see
+    store.failed.Fill. full: the used part of the failed store's limits; at 1.0 the next failed job drops the oldest.
+    overdue: seconds since the first delayed job was due or the first lease ended; 0.0 if neither, or a worker serves the
+    queue. ours: a master serves it, or the configuration names it. error: why it cannot be read; "" if it can.
     """
 
     connection: str
@@ -93,6 +103,7 @@ class QueueLine:
     workers: int
     php: bool = False
     theirs: bool = False
+    held: tuple[Held, ...] = ()
     failed: Fill = NOTHING_KEPT
     full: float = 0.0
     overdue: float = 0.0
@@ -220,9 +231,10 @@ def lines(
     for (name, each), fill in zip(sizes.items(), FailedStore(store).fills(names), strict=True):
         overdue = overdue_of(store, name, now) if (each.delayed or each.reserved) and not serve[name] else 0.0
         ours = name in mine
-        php = of_php(store, name, now, ours=ours) if each.ready or overdue else (False, False)
+        waits = bool(each.ready or overdue)
+        jobs = jobs_of(store, name, now, ours=ours, waits=waits) if waits or each.delayed else NO_JOBS
         used = full(found.failed, each.failed, fill)
-        queues.append(QueueLine(place, name, each, paused.get(name), serve[name], *php, fill, used, overdue, ours))
+        queues.append(QueueLine(place, name, each, paused.get(name), serve[name], *jobs, fill, used, overdue, ours))
     order = {name: at for at, name in enumerate(named)}
     return sorted(queues, key=lambda line: order[line.name])
 
@@ -273,19 +285,26 @@ def overdue_of(store: KeyspaceStore, queue: str, now: float) -> float:
     return max([0.0, *ended])
 
 
-def of_php(store: KeyspaceStore, queue: str, now: float, *, ours: bool) -> tuple[bool, bool]:
-    """(php, theirs) of a QueueLine. A PHP worker between two jobs is recognized by its previous reservation; a dead one
-    until its reservation ends. In a queue that is not `ours`, the job of a PHP class is PHP's, too."""
+def jobs_of(
+    store: KeyspaceStore, queue: str, now: float, *, ours: bool, waits: bool
+) -> tuple[bool, bool, tuple[Held, ...]]:
+    """(php, theirs, held) of a QueueLine. waits: a job is ready or overdue. A PHP worker between two jobs is recognized by
+    its previous reservation; a dead one until its reservation ends. In a queue that is not `ours`, the job of a PHP class
+    is PHP's, too."""
     ready, delayed, reserved = (store.prefix + key(queue) for key in (keys.ready, keys.delayed, keys.reserved))
-    reads = ("LINDEX", ready, 0), ("ZRANGE", delayed, 0, 0), ("ZRANGE", reserved, 0, HELD, "WITHSCORES")
-    head, later, held = store.space.call_many(reads)
-    if isinstance(head, Exception) or not isinstance(later, list) or not isinstance(held, list):
-        return False, False
-    pairs = zip(held[::2], held[1::2], strict=True)
+    ends = ("LINDEX", ready, 0), ("LINDEX", ready, -1)
+    ranges = ("ZRANGE", delayed, 0, FIRST - 1), ("ZRANGE", reserved, 0, RESERVED - 1, "WITHSCORES")
+    head, last, later, running = store.space.call_many([*ends, *ranges])
+    if isinstance(head, Exception) or not isinstance(later, list) or not isinstance(running, list):
+        return NO_JOBS
+    pairs = zip(running[::2], running[1::2], strict=True)
     theirs = any(b'"rsv":"' not in member and float(until) > now for member, until in pairs)
-    first = next(iter([*([head] if head else later), *held]), b"")
-    php = is_object_job(first) or (not ours and OF_CLASS.search(first) is not None)
-    return php and not theirs, theirs
+    first = next(iter([*([head] if head else later), *running]), b"")
+    php = waits and (is_object_job(first) or (not ours and OF_CLASS.search(first) is not None))
+    seen = dict.fromkeys([*([head, last] if head and isinstance(last, bytes) else ()), *later])
+    found = [payload for raw in seen if b'"held":' in raw and (payload := readable(raw)) is not None]
+    held = [Held(each.uuid or each.id or "", each.job, each.held) for each in found if each.held]
+    return php and not theirs, theirs, tuple(sorted(held, key=lambda each: each.since))
 
 
 def is_object_job(payload: bytes) -> bool:
@@ -308,8 +327,8 @@ def memory_facts(space: Any) -> dict[bytes, bytes]:
 
 
 def fullness(space: Any) -> str:
-    """Why a Redis at its maxmemory refuses new jobs now. Its masters still report: their writes need no more memory. "" if it
-    does not, evicts instead, or this user may not ask."""
+    """Why a Redis at its maxmemory refuses new jobs now, though its masters may still report. "" if it does not, evicts
+    instead, or this user may not ask."""
     facts = memory_facts(space)
     most, buffers = (int(facts.get(name, 0)) for name in (b"maxmemory", b"mem_not_counted_for_evict"))
     used = int(facts.get(b"used_memory", 0)) - buffers

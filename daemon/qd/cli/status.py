@@ -10,7 +10,7 @@ import click
 from msgspec import Struct, structs
 
 from qd.cli import context, output
-from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
+from qd.cli.diagnosis import hung, nodes_away, of_line, refusals
 from qd.cli.output import by_whom, fields
 from qd.cli.state import QueueLine, State, read_state, stale, unknown_queue
 from qd.config.settings import Settings
@@ -252,7 +252,7 @@ def warnings(state: State) -> Iterable[str]:
         if waits and not (line.workers or line.php or (line.theirs and not line.ours)):
             foreign = "" if line.ours else "; if only PHP serves it, none is needed"
             yield f"no qd worker serves {line.name}, where {waiting(line)}{foreign}"
-        for value, way in of_failed(line, state.now):
+        for value, way in of_line(line, state):
             yield f"{value}; {way}"
         if line.php:
             yield f"the next job of {line.name} is a PHP job, which only a PHP worker takes"

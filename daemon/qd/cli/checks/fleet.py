@@ -19,15 +19,15 @@ from qd.cli.checks.project import Project
 from qd.cli.diagnosis import blind, of_failed, of_queue, way_back
 from qd.cli.output import by_whom, count, duration, quote
 from qd.cli.schedule.entries import EntryView, by_connection, fault, overdue, read_ticks, sent
-from qd.cli.state import FRESH, QueueLine, State, full, is_object_job, of_php, overdue_of, refusal, stale
+from qd.cli.state import FRESH, QueueLine, State, full, is_object_job, jobs_of, overdue_of, refusal, stale
 from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import strange_queue
-from qd.errors import DeclarationError, Malformed, ServerRefused, SignatureRefused
+from qd.errors import DeclarationError, Malformed, QdError, ServerRefused, SignatureRefused, UnknownParameters
 from qd.jobs.versions import NEWER
 from qd.log import cut
 from qd.options.kinds import did_you_mean
-from qd.payload.format import OF_PHP
+from qd.payload.format import OF_PHP, Payload, readable
 from qd.payload.format import read as read_payload
 from qd.payload.signing import Signing
 from qd.process import proc
@@ -213,6 +213,7 @@ def sample_of(store: KeyspaceStore, queue: str) -> Sample:
 def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None) -> Iterator[Finding]:
     what, of = f"queue {queue}", f"of the {len(sample)} checked"
     names, malformed, refused = dict[tuple[str, int], str](), 0, Counter[str]()  # job, version -> place; why -> number
+    unfit = dict[str, str]()  # why its parameters do not fit -> place
     waiting = [("at its head", raw) for raw in sample.ready]
     waiting += [("among its delayed jobs", raw) for raw in sample.delayed]
     for place, raw in waiting:
@@ -220,8 +221,12 @@ def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None
             continue
         try:
             payload = read_payload(raw)
+            if payload.is_laravel_object:
+                continue
             if signing is not None:
                 signing.check(payload)
+            if why := misfit(app, payload):
+                unfit.setdefault(why, place)
             names.setdefault((payload.job, payload.job_version), place)
         except Malformed:
             malformed += 1
@@ -244,7 +249,24 @@ def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None
             fact = f"'{cut(name)}' {place} is not a job of this app{near}: it fails after unroutable_ttl"
             way = "deploy the code that declares it, or name its module in imports = of [qd]"
             yield fail(what, fact, OF_PHP if "\\" in name and not near else way)
+    for why, place in unfit.items():
+        fact = f"{why} (a job {place}): it fails after unroutable_ttl"
+        yield fail(what, fact, "deploy the code that has this parameter, or correct the program that sends the job")
     yield from php(queue, sample)
+
+
+def misfit(app: Qd | None, payload: Payload) -> str:
+    """Why a worker of this app puts it back although it knows the job; "" if it does not."""
+    declared = app._registry.get(payload.job) if app is not None else None
+    if declared is None or payload.job_version != declared.version or declared.options.encrypted:
+        return ""
+    try:
+        declared.decode(bytes(payload.data))
+    except UnknownParameters as error:
+        return str(error)
+    except QdError:
+        pass  # a worker fails it
+    return ""
 
 
 def php(queue: str, sample: Sample) -> Iterator[Finding]:
@@ -257,6 +279,17 @@ def php(queue: str, sample: Sample) -> Iterator[Finding]:
         are = "is an object job" if objects == 1 else "are object jobs"
         value = f"{objects} of the first {len(sample.ready)} {are} of Laravel, which only a PHP worker takes"
         yield warn(what, value, f"start `php artisan queue:work --queue={quote(queue)}`, or {each}")
+    elif back := [payload for raw in sample.delayed if (payload := held_object(raw)) is not None]:
+        number = f"{count(len(back), 'object job')} of Laravel {'was' if len(back) == 1 else 'were'} put back"
+        fact = f"{number}: qd never runs or fails such a job, only a PHP worker takes it"
+        way = f"{each}; to move these: `qd move {quote(queue)} --to QUEUE --job {quote(back[0].display)}`"
+        yield warn(what, fact, way)
+
+
+def held_object(raw: bytes) -> Payload | None:
+    """An object job that a worker of qd has put back. PHP's own delayed ones are no problem."""
+    payload = readable(raw) if b'"held":' in raw else None
+    return payload if payload is not None and payload.is_laravel_object and payload.held else None
 
 
 def of_dead_masters(store: KeyspaceStore, queue: str, reports: list[MasterReport]) -> list[Finding]:
@@ -321,5 +354,6 @@ def line_of(store: KeyspaceStore, settings: Settings, place: str, name: str, now
     raw = store.space.call("GET", store.prefix + keys.paused(name))
     paused = None if raw is None else controls.read_pause(raw)
     (fill,) = FailedStore(store).fills([name])
-    php, overdue = of_php(store, name, now, ours=True), overdue_of(store, name, now)
-    return QueueLine(place, name, sizes, paused, 0, *php, fill, full(settings.failed, sizes.failed, fill), overdue)
+    overdue = overdue_of(store, name, now)
+    jobs = jobs_of(store, name, now, ours=True, waits=bool(sizes.ready or overdue))
+    return QueueLine(place, name, sizes, paused, 0, *jobs, fill, full(settings.failed, sizes.failed, fill), overdue)
