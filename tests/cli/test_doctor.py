@@ -695,6 +695,35 @@ def test_queues_with_another_prefix_are_found(shop: Project, redis: Client, key:
     assert "redis.prefix" not in {line.what for line in doctor(shop).lines}
 
 
+def test_a_misspelled_prefix_names_the_one_of_the_masters_and_not_a_leftover(shop: Project, redis: Client) -> None:
+    redis.call("RPUSH", "leftover:queues:default", "{}")
+    redis.call("HSET", "shop:qd:masters", "T1", "{}")
+    redis.call("ZADD", "shop:queues:default:delayed", 2_000_000_000, "{}")
+    line = doctor(shop, QD_REDIS_PREFIX="shpo:").line("redis.prefix")
+    assert (line.sign, line.value) == ("warn", "no queue has the prefix 'shpo:', and there are keys of qd with 'shop:'")
+    assert line.fix == 'if it is misspelled, write prefix = "shop:" below [connections.redis]'
+
+
+@pytest.mark.parametrize("key", ["queues:default", "queues:default:delayed", "qd:masters"])
+def test_a_url_with_the_wrong_database_number_names_the_right_one(shop: Project, redis: Client, key: str) -> None:
+    redis.call("SELECT", 9)
+    redis.call("HSET", key, "T1", "{}")
+    redis.call("SELECT", 8)
+    redis.call("SET", "laravel_cache", "1")  # not a key of qd
+    redis.call("SELECT", 0)
+    try:
+        line = doctor(shop).line("redis.database")
+        fact = "database 0 has no key of these queues, and database 9 of this server has"
+        assert (line.sign, line.value) == ("warn", fact)
+        assert line.fix == "if the number is wrong, end the url of [connections.redis] in /9"
+        push(redis, "mail.welcome")
+        assert "redis.database" not in {line.what for line in doctor(shop).lines}
+    finally:
+        for number in (9, 8, 0):
+            redis.call("SELECT", number)
+            redis.call("FLUSHDB")
+
+
 def test_queues_of_another_app_beside_those_of_this_one_are_none_of_its_business(shop: Project, redis: Client) -> None:
     redis.call("RPUSH", "laravel_database_queues:other", "{}")
     push(redis, "mail.welcome")

@@ -158,6 +158,7 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
         yield from servers.check_rights(connection, where, store.prefix, worked)
     if isinstance(store.space, RedisConnection) and not borrows:
         yield from servers.check_prefix(store.space, name, store.prefix, worked)
+        yield from servers.check_database(store.space, name, store.prefix, worked, facts)
     place = "its outbox" if borrows else "it"
     yield from fleet.check_waiting(store, worked, found.app, masters, signing_of(settings), place)
     yield from fleet.check_flow(settings, name, worked, state)

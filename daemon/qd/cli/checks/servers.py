@@ -4,9 +4,11 @@ sentinels agree.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from qd.cli.checks import Finding, fail, ok, warn
@@ -274,9 +276,14 @@ def prefixes(space: Keyspace, part: str) -> dict[str, set[str]]:
 
 def check_prefix(space: RedisConnection, name: str, prefix: str, queues: Sequence[str]) -> Iterator[Finding]:
     """Queues of a Laravel that writes another prefix: they have a name that is served here, or there are no others. A prefix
-    with masters belongs to another qd."""
+    with masters belongs to another qd, or, if it is similar and nothing is under this one, is the right one."""
     found = prefixes(space, "queues:")
     ours = {body.partition(":")[0] for body in found.pop(prefix, ())}
+    near = "" if ours or not prefix else next(iter(close(prefix, [*found, *prefixes(space, keys.MASTERS)])), "")
+    if near and space.call_many([("EXISTS", prefix + keys.MASTERS)]) == [0]:
+        fact = f"no queue has the prefix '{prefix}', and there are keys of qd with '{near}'"
+        yield warn(f"{name}.prefix", fact, f'if it is misspelled, write prefix = "{near}" below [connections.{name}]')
+        return
     for other, bodies in sorted(found.items()):
         there = sorted({body.partition(":")[0] for body in bodies})
         (masters,) = space.call_many([("EXISTS", other + keys.MASTERS)])
@@ -287,6 +294,32 @@ def check_prefix(space: RedisConnection, name: str, prefix: str, queues: Sequenc
             fact = f"there are queues with the prefix '{other}' ({shown}), and qd reads those with '{prefix}'"
             way = f'if Laravel sends jobs to them for qd, write prefix = "{other}" below [connections.{name}]'
             yield warn(f"{name}.prefix", fact, way)
+
+
+def close(word: str, others: Sequence[str]) -> list[str]:
+    return get_close_matches(word, others, n=1, cutoff=0.8)
+
+
+def check_database(
+    space: RedisConnection, name: str, prefix: str, queues: Sequence[str], facts: Facts
+) -> Iterator[Finding]:
+    """A url with the wrong number: nothing of qd is here, and another database has masters or a queue that is served here."""
+    own = space.target.db
+    names = [prefix + key for key in (keys.MASTERS, *(kind(each) for each in queues for kind in QUEUE_KEYS[:3]))]
+    exist: list[tuple[object, ...]] = [("EXISTS", *names)]
+    others = [int(fact[2:]) for fact in facts if re.fullmatch(r"db\d+", fact) and int(fact[2:]) != own]
+    if not others or space.call_many(exist) != [0]:
+        return
+    steps = [step for other in others for step in (("SELECT", other), *exist)]
+    replies = space.call_many([*steps, ("SELECT", own)])
+    there = [other for other, reply in zip(others, replies[1::2], strict=False) if isinstance(reply, int) and reply]
+    if there:
+        one = len(there) == 1
+        which = f"database{'' if one else 's'} {' and '.join(map(str, there))} of this server {'has' if one else 'have'}"
+        fact = f"database {own} has no key of these queues, and {which}"
+        yield warn(
+            f"{name}.database", fact, f"if the number is wrong, end the url of [connections.{name}] in /{there[0]}"
+        )
 
 
 def check_cache_prefix(space: Keyspace, prefix: str) -> Finding:
