@@ -263,6 +263,17 @@ def test_slow_sql_is_logged_with_its_job(recipes_shop: Project):
     assert work.matches(r"reports\.sum took .* of CPU"), work.tail()
 
 
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.parametrize("flags", [(), ("--concurrency", "2"), ("--log-format", "json")], ids=" ".join)
+def test_a_job_logs_the_id_of_the_request_that_dispatched_it(recipes_shop: Project, flags: tuple[str, ...]):
+    recipes_shop.python("from jobs import *; pack.dispatch(6); buy(7, 'req-7'); buy(8, 'req-8')")
+    work = recipes_shop.work_off(*flags)
+    for order in (7, 8):
+        assert work.matches(rf"order {order} is packed.*request_id\W+req-{order}\b"), work.tail()
+    (without,) = work.matches(r"order 6 is packed.*")
+    assert "request_id" not in without[0]
+
+
 SPANS = """
 from opentelemetry import trace
 
