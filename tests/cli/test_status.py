@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 from collections.abc import Callable
 
 import pytest
@@ -70,11 +71,26 @@ def test_masters_and_workers_are_listed(qd: Run, redis: Client) -> None:
         "done": 3,
     }
     report(redis, workers=[idle, busy])
+    # Of several, the one that began first is running.
     redis.call("ZADD", "queues:mail:reserved", now + 60, reserved("id-2", 9), now + 61, reserved("id-1", 8))
-    redis.call("ZADD", "queues:mail:reserved", now + 62, reserved("other", 1, job="mail.other"), now + 63, '{"rsv":"x"}')
+    redis.call(
+        "ZADD", "queues:mail:reserved", now + 62, reserved("other", 1, job="mail.other"), now + 63, '{"rsv":"x"}'
+    )
     shown = rows(done(qd("status")))
     assert ["mail", "app-1", "411", "1h", "2", "1", "running", "1"] in shown
-    assert ["mail", "app-1", "1", "415", "busy", "mail.welcome", "mail", "1m", "10s", "9", "id-1"] in shown  # the one that began first
+    assert [
+        "mail",
+        "app-1",
+        "1",
+        "415",
+        "busy",
+        "mail.welcome",
+        "mail",
+        "1m",
+        "10s",
+        "9",
+        "id-1",
+    ] in shown  # the one that began first
     assert ["mail", "app-1", "0", "414", "waiting", "-", "-", "-", "3", "-"] in shown
     assert ["mail", "2", "1", "5", "1", "3m", "12s", "2"] in shown
     assert not [line for line in shown if line[:1] == ["warn:"]]
@@ -182,7 +198,7 @@ def test_a_silent_master_is_shown_and_its_workers_do_not_count(qd: Run, redis: C
     output = done(qd("status"))
     assert "silent for 3m 1" in output
     report(redis, "T2", seen_at=now - 6)
-    assert "silent for 6." in done(qd("status"))
+    assert re.search(r"silent for \d\.\ds", done(qd("status")))
     redis.call("HDEL", "qd:masters", "T2")
     assert "warn: the master with pid 411 on app-1 has not reported for 3m 1" in output
     assert "warn: no qd worker serves mail, where 2 jobs wait" in output
