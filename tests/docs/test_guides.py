@@ -240,6 +240,46 @@ def test_the_status_endpoint_and_the_503_of_the_page_work(project: MakeProject):
     visit("down", url="redis://127.0.0.1:1/0")
 
 
+FROZEN = """
+import os, signal
+from fastapi.testclient import TestClient
+from jobs import app, web
+
+with TestClient(web) as browser:
+    assert browser.post("/users/1@example.org").status_code == 200  # opens the connection
+    os.kill(int(os.environ["SERVER"]), signal.SIGSTOP)
+    try:
+        for path in ("/hurried/2@example.org", "/users/3@example.org"):
+            answer = browser.post(path)
+            assert answer.status_code == 503 and "Retry-After" not in answer.headers, (path, answer.headers)
+    finally:
+        os.kill(int(os.environ["SERVER"]), signal.SIGCONT)
+    assert app.queue("default").size() == 3  # both were taken
+"""
+
+
+def test_a_503_of_the_page_says_retry_only_if_the_job_was_not_sent(project: MakeProject):
+    shop = project(jobs=sample_program((ROOT / "docs" / "how-to" / "fastapi.md").read_text()))
+    with Server() as frozen:
+        assert frozen.process
+        shop.python(FROZEN, QD_REDIS_URL=frozen.url, SERVER=str(frozen.process.pid))
+
+
+# --- chains.md
+
+
+@pytest.mark.leaves("queues:slow*", "qd:*slow*")  # the sample with a delay
+@pytest.mark.usefixtures("clean_redis")
+@FAILED
+def test_the_chain_that_the_page_cancels_stops_and_sends_its_catch(project: MakeProject):
+    shop = project(jobs=sample_program((ROOT / "docs" / "how-to" / "chains.md").read_text()))
+    shop.python("import jobs")  # dispatches the chain, and cancels it, as the worker does
+    work = shop.work_off("default", "heavy", "slow")
+    assert work.matches(r"job\.failed .*job=film\.fetch .*the film was cancelled"), work.tail()
+    assert work.matches(r"job\.done .*job=film\.clean_up"), work.tail()
+    assert not work.matches(r"job=film\.publish"), work.tail()
+
+
 # --- recipes.md
 
 
@@ -261,6 +301,17 @@ def test_slow_sql_is_logged_with_its_job(recipes_shop: Project):
     work = recipes_shop.work_off()
     assert work.matches(r"s in reports\.sum: SELECT 40 \+ 2.* job=reports\.sum"), work.tail()
     assert work.matches(r"reports\.sum took .* of CPU"), work.tail()
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.parametrize("flags", [(), ("--concurrency", "2"), ("--log-format", "json")], ids=" ".join)
+def test_a_job_logs_the_id_of_the_request_that_dispatched_it(recipes_shop: Project, flags: tuple[str, ...]):
+    recipes_shop.python("from jobs import *; pack.dispatch(6); buy(7, 'req-7'); buy(8, 'req-8')")
+    work = recipes_shop.work_off(*flags)
+    for order in (7, 8):
+        assert work.matches(rf"order {order} is packed.*request_id\W+req-{order}\b"), work.tail()
+    (without,) = work.matches(r"order 6 is packed.*")
+    assert "request_id" not in without[0]
 
 
 SPANS = """
