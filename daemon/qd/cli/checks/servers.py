@@ -315,7 +315,9 @@ def check_database(
     there = [other for other, reply in zip(others, replies[1::2], strict=False) if isinstance(reply, int) and reply]
     if there:
         one = len(there) == 1
-        which = f"database{'' if one else 's'} {' and '.join(map(str, there))} of this server {'has' if one else 'have'}"
+        which = (
+            f"database{'' if one else 's'} {' and '.join(map(str, there))} of this server {'has' if one else 'have'}"
+        )
         fact = f"database {own} has no key of these queues, and {which}"
         yield warn(
             f"{name}.database", fact, f"if the number is wrong, end the url of [connections.{name}] in /{there[0]}"
