@@ -713,7 +713,7 @@ def test_a_url_with_the_wrong_database_number_names_the_right_one(shop: Project,
     redis.call("SELECT", 0)
     try:
         line = doctor(shop).line("redis.database")
-        fact = "database 0 has no key of these queues, and database 9 of this server has"
+        fact = "database 0 has neither masters nor jobs of these queues, and database 9 of this server has"
         assert (line.sign, line.value) == ("warn", fact)
         assert line.fix == "if the number is wrong, end the url of [connections.redis] in /9"
         push(redis, "mail.welcome")

@@ -303,7 +303,7 @@ def close(word: str, others: Sequence[str]) -> list[str]:
 def check_database(
     space: RedisConnection, name: str, prefix: str, queues: Sequence[str], facts: Facts
 ) -> Iterator[Finding]:
-    """A url with the wrong number: nothing of qd is here, and another database has masters or a queue that is served here."""
+    """A url with the wrong number: nothing of qd is here, and another database has masters or jobs of these queues."""
     own = space.target.db
     names = [prefix + key for key in (keys.MASTERS, *(kind(each) for each in queues for kind in QUEUE_KEYS[:3]))]
     exist: list[tuple[object, ...]] = [("EXISTS", *names)]
@@ -318,7 +318,7 @@ def check_database(
         which = (
             f"database{'' if one else 's'} {' and '.join(map(str, there))} of this server {'has' if one else 'have'}"
         )
-        fact = f"database {own} has no key of these queues, and {which}"
+        fact = f"database {own} has neither masters nor jobs of these queues, and {which}"
         yield warn(
             f"{name}.database", fact, f"if the number is wrong, end the url of [connections.{name}] in /{there[0]}"
         )
