@@ -346,6 +346,8 @@ def test_no_user_can_do_more(kind: str, server: Server, url: Callable[[str], str
     with server.client() as client:
         client.call("AUTH", f"qd-{kind}", f"{kind.upper()}-PASSWORD")
         for line in [*ALL, *FORBIDDEN[kind]]:
+            if line == "info" and kind in ("looker", "operator"):
+                continue  # `qd health`: is its memory full?
             with pytest.raises(Exception, match="NOPERM"):
                 client.call(*line.upper().split() if line in ALL else line.split())
         if kind != "looker":  # also inside a script

@@ -306,11 +306,11 @@ def check_database(
     """A url with the wrong number: nothing of qd is here, and another database has masters or jobs of these queues."""
     own = space.target.db
     names = [prefix + key for key in (keys.MASTERS, *(kind(each) for each in queues for kind in QUEUE_KEYS[:3]))]
-    exist: list[tuple[object, ...]] = [("EXISTS", *names)]
+    exist: Tries = [("EXISTS", *names)]
     others = [int(fact[2:]) for fact in facts if re.fullmatch(r"db\d+", fact) and int(fact[2:]) != own]
     if not others or space.call_many(exist) != [0]:
         return
-    steps = [step for other in others for step in (("SELECT", other), *exist)]
+    steps: Tries = [step for other in others for step in (("SELECT", other), *exist)]
     replies = space.call_many([*steps, ("SELECT", own)])
     there = [other for other, reply in zip(others, replies[1::2], strict=False) if isinstance(reply, int) and reply]
     if there:
