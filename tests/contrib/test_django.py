@@ -204,6 +204,22 @@ assert "no master reports" in shown.getvalue(), shown.getvalue()
     assert witness.starting("paid") == ["paid 1 True"]
 
 
+def test_what_was_printed_before_call_command_forks_is_printed_once(shop: FrameworkProject):
+    """Into a pipe Python writes when its buffer is full; each child of the master had a copy of that buffer."""
+    call = 'call_command("qd", "work", "--stop-when-empty")'
+    code = f'from django.core.management import call_command; print("ONCE ONLY"); {call}; print("AFTER")'
+    done = subprocess.run(
+        [PYTHON, "-c", f"import django; django.setup(); {code}"],
+        cwd=shop.root,
+        env=shop.env(DJANGO_SETTINGS_MODULE="shop.settings", PYTHONUNBUFFERED=""),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ONCE ONLY\nAFTER\n"), done.stderr
+
+
 def test_an_unknown_key_is_rejected_by_name(shop: FrameworkProject):
     path = shop.root / "shop" / "settings.py"
     path.write_text(path.read_text().replace('{"url":', '{"urls":'))
