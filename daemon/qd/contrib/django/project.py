@@ -73,6 +73,7 @@ def loaded_from(kind: Any, read: str) -> str:
 OURS = "qd.contrib.django"  # its tasks.py is the backend, which needs Django's own Tasks
 HERE = "qd.contrib.django.project:made"
 KEYS = ("url", "imports", "app")
+TESTING, TESTED = "qd.contrib.django.testing", "_QD_TEST_DATABASES"
 MODULES = ("jobs", "tasks")  # tasks: of Django's own Tasks, see tasks.py
 
 
@@ -143,6 +144,7 @@ def install(app: Qd) -> None:
     app.serializer(Models())
     watch(app)
     app.loading.append(around_load)
+    app._in_tests.append(lambda: loaded(f"{TESTING}:variables")())
 
 
 @contextmanager
@@ -153,6 +155,8 @@ def around_load() -> Iterator[None]:
     from django.apps import apps
 
     check_settings()
+    if given := os.environ.get(TESTED):
+        loaded(f"{TESTING}:use")(given)  # before AppConfig.ready(), which may open a connection
     if not apps.ready:
         django.setup()
     yield
