@@ -270,7 +270,7 @@ def moved(settings: Settings, server: Server) -> Settings:
     connections = dict[str, ConnectionSettings]()
     for number, (name, found) in enumerate(settings.connections.items()):
         driver = found.driver if found.driver in BARE else "redis"
-        connections[name] = replace(found, driver=driver, url=server.url(number), url_origin="qd_worker")
+        connections[name] = replace(found, driver=driver, url=server.url(number))
     laravel = settings.laravel and replace(settings.laravel, cache_url=server.url(DATABASES - 1))
     return replace(settings, connections=connections, laravel=laravel)
 
