@@ -130,7 +130,8 @@ def test_wait_names_the_master_that_rejects_the_new_code(qd: Run, redis: Client)
 def test_wait_names_the_master_that_is_not_back(qd: Run, redis: Client) -> None:
     reports(redis)
     result = qd("restart", "--wait", "0.2")
-    assert (result.exit_code, result.stdout) == (1, "mail@app-1: not back within 0.2s, pid was 411\n")
+    way = "only a supervisor starts it again (else use --rolling)"
+    assert (result.exit_code, result.stdout) == (1, f"mail@app-1: not back within 0.2s, pid was 411; {way}\n")
     result = qd("restart", "--wait", "0", "--json")
     (master,) = json.loads(result.stdout)["masters"]
     assert result.exit_code == 1

@@ -62,6 +62,16 @@ def test_a_ready_job_has_its_position_and_its_workers(qd: Run, app: Qd, redis: C
     assert done(qd("why", first.id)) == "busy        first in mail, and its 1 worker run other jobs\n"
 
 
+@pytest.mark.leaves("qd:job:*", "qd:events")
+def test_a_cancelled_job_whose_end_is_kept_has_not_failed(qd: Run, app: Qd) -> None:
+    @app.job("mail.kept", queue="mail", result_ttl=60)
+    def kept() -> None: ...
+
+    id = kept.dispatch().id
+    done(qd("cancel", id))
+    assert done(qd("why", id)).startswith("cancelled   it was cancelled ")
+
+
 @pytest.mark.parametrize("command", ["why", "job"])
 def test_the_beginning_of_an_id_is_enough_if_one_job_has_it(
     qd: Run, delayed: Callable[..., str], command: str, redis: Client
@@ -173,6 +183,9 @@ def test_a_delayed_job_says_why_it_is_delayed(qd: Run, redis: Client, delayed: C
     redis.call("DEL", "queues:mail:delayed")
     delayed(held=int(redis.text("TIME")[0]) - 90, job_version=3)
     assert "no worker that took it knew 'mail.welcome' in version 3 or had" in done(qd("why", "id-1"))
+    redis.call("DEL", "queues:mail:delayed")
+    delayed(held=int(redis.text("TIME")[0]) - 90, job=r"Illuminate\Queue\CallQueuedHandler@call")
+    assert causes(qd, "id-1") == ["php"]
 
 
 def test_a_job_that_the_app_here_cannot_run_says_why(

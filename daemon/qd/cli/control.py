@@ -227,7 +227,9 @@ def say_answers(answers: list[ControlReply], seconds: float, rolling: bool) -> N
         elif rolling:
             text = f"not replaced within {within}, pid {was.pid}; see `master.reload_refused` in its log"
         else:
-            text = f"not back within {within}, pid was {was.pid}"
+            text = (
+                f"not back within {within}, pid was {was.pid}; only a supervisor starts it again (else use --rolling)"
+            )
         output.say(f"{was.title}: {text}")
 
 

@@ -200,7 +200,7 @@ def job(id: str) -> int:
     if context.given().json:
         output.document(described(seen))
     elif seen.status == "unknown":
-        output.note(f"unknown job '{id}': a job that succeeded is only kept if it has a result_ttl")
+        output.note(f"unknown job '{id}': of a job that has ended or was cancelled, only its result_ttl keeps a trace")
     else:
         for name, value in lines_of(seen):
             whole = name in ("result", "error")

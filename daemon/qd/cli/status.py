@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
 from qd.cli.output import by_whom, fields
 from qd.cli.state import QueueLine, State, read_state, stale, unknown_queue
+from qd.cli.waiting import running
 from qd.config.settings import Settings
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.exit_codes import Exit
@@ -34,7 +36,10 @@ def status() -> int:
     and what is missing: exit 0.
     """
     context.given().only_looks = True
-    state = read_state(context.settings())
+    found = context.settings()
+    state = read_state(found)
+    with suppress(ConnectionLost, ServerRefused):
+        name_jobs(found, state)
     if context.given().json:
         output.document(document(state))
     else:
@@ -42,6 +47,15 @@ def status() -> int:
     for name, why in state.away.items():
         output.note(f"qd: the queues of connection {name} are unknown: {why}")
     return Exit.UNAVAILABLE if state.away else Exit.OK
+
+
+def name_jobs(found: Settings, state: State) -> None:
+    """Write the ids of running jobs into the reports of their workers."""
+    jobs = running(found, state.masters)
+    for master in state.masters:
+        for worker in master.workers:
+            own = (job for job in jobs.get((master.token, worker.slot), ()) if job.display == worker.job)
+            worker.job_id = next((job.id or job.uuid for job in own), None)
 
 
 @click.command()
@@ -170,14 +184,14 @@ def say_workers(state: State) -> None:
     rows = [
         (
             *(m.pool_title, m.host, w.slot, w.pid, doing(m, w), others(w.job, w.running)),
-            *((w.queue or "-") if w.job else "-", output.duration(age(w.since, m)), w.done),
+            *((w.queue or "-") if w.job else "-", output.duration(age(w.since, m)), w.done, w.job_id or "-"),
         )
         for m in state.masters
         for w in m.workers
     ]
     if rows:
         output.say()
-        head = ("pool", "host", "worker", "pid", "state", "job", "queue", "for", "done")
+        head = ("pool", "host", "worker", "pid", "state", "job", "queue", "for", "done", "id")
         output.table(head, rows, right=("worker", "pid", "done"))
 
 

@@ -17,7 +17,7 @@ from qd.cli.job import JobView, look_up, masters_of, where
 from qd.cli.output import by_whom, count, duration, quote, resuming
 from qd.cli.state import our_queues
 from qd.config.settings import Settings
-from qd.dispatch.results import was_cancelled
+from qd.dispatch.results import CANCELLED, was_cancelled
 from qd.drivers.keyspace import keys
 from qd.drivers.types import Found
 from qd.errors import ConnectionLost, QdError, UnknownParameters
@@ -83,9 +83,9 @@ def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Ite
         kept = seen.kept
         if kept is not None and kept.status is not None:
             at = output.ago(None if kept.at is None else seen.now - kept.at)
-            well = kept.status == "done"
-            text = f"it {'succeeded' if well else 'failed'} {at}; `qd job {quote(seen.id)}` shows more"
-            yield Finding("done" if well else "failed", text)
+            cause: Cause = "done" if kept.status == "done" else "cancelled" if kept.value == CANCELLED else "failed"
+            what = {"done": "succeeded", "cancelled": "was cancelled"}.get(cause, "failed")
+            yield Finding(cause, f"it {what} {at}; `qd job {quote(seen.id)}` shows more")
         else:
             yield Finding("cancelled", "it was cancelled; the next worker deletes it")
     elif spot.spot == "failed":
@@ -132,6 +132,8 @@ def lease(seen: JobView, spot: Found) -> str:
 
 def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Finding]:
     payload, due = spot.payload, f"due in {duration((spot.score or 0.0) - seen.now)}"
+    if payload.held and payload.is_laravel_object:
+        return  # see closed()
     if payload.held:
         newer = f" in version {payload.job_version}" if payload.job_version > 1 else ""
         what = unfit(payload)

@@ -6,6 +6,7 @@ Used by worker/attempt.py and dispatch/local.py. The rules are Laravel's (Queue/
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -196,4 +197,5 @@ def _times(count: int) -> str:
 
 
 def _too_late(until: float, now: float) -> str:
-    return f"retry_until passed {span_text(round(now - until))} ago ({until:.0f})"
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(until))
+    return f"its time ended {span_text(round(now - until))} ago, at {at} (retry_for, or retryUntil in PHP)"

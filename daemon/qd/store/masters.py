@@ -38,6 +38,7 @@ class WorkerReport(msgspec.Struct):
     longest: list[dict[str, Any]] = []  # of several jobs: job, queue and since of those that have been running longest
     queue: str | None = None
     start: int | None = None  # clock ticks after boot at which the process started
+    job_id: str | None = None  # of `job`; not reported: `qd status` finds it in the payload
 
 
 class SchedulerReport(msgspec.Struct):

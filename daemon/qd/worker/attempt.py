@@ -282,15 +282,16 @@ class Attempts:
 
     # -- jobs that cannot run here and now
 
-    def _hold(self, payload: Payload, now: float, reason: str) -> Back:
+    def _hold(self, payload: Payload, now: float, reason: str, *, unroutable: bool = False) -> Back:
         """Release it with a growing delay and no attempt counted; the payload stores since when."""
-        return Back(hold_delay(payload.held, now), reason, spends=False, held=payload.held or int(now))
+        since = payload.held or int(now)
+        return Back(hold_delay(payload.held, now), reason, spends=False, held=since, unroutable=unroutable)
 
     def _unroutable(self, payload: Payload, now: float, error: Exception) -> Outcome:
         longest = self.work.unroutable_ttl * (NEWER if isinstance(error, errors.NewerVersion) else 1)
         if payload.held and now - payload.held > longest:
             return Failed(error, payload.attempts - 1)
-        return self._hold(payload, now, str(error))
+        return self._hold(payload, now, str(error), unroutable=True)
 
     # -- user code
 

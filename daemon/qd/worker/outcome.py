@@ -68,7 +68,8 @@ class Missing(Done, frozen=True):
 
 
 class Back(msgspec.Struct, frozen=True):
-    """The job is released. spends: whether the attempt counts. held: since when it could not run, kept in the payload."""
+    """The job is released. spends: whether the attempt counts. held: since when it could not run, kept in the payload.
+    unroutable: no code here can run it; it fails after unroutable_ttl."""
 
     delay: float
     why: str
@@ -77,6 +78,7 @@ class Back(msgspec.Struct, frozen=True):
     exceptions: int | None = None
     held: int = 0
     error: BaseException | None = None
+    unroutable: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True):

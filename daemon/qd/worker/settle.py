@@ -298,7 +298,7 @@ class Settlement:
         fields = log_fields(job)
         reason = {} if error is None else {"error": short(error), "trace": full(error, self.log)}
         if isinstance(outcome, Back):
-            level = "info" if error is None else "warning"
+            level = "warning" if error is not None or outcome.unroutable else "info"
             fields |= {"delay": outcome.delay, "reason": cut(outcome.why, LINE)}
             self.log.line(level, "job.released", {**fields, **reason})
         elif isinstance(outcome, Failed):

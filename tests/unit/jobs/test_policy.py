@@ -102,7 +102,7 @@ def test_a_deadline_overrides_tries():
     assert before(held, payload(attempts=50), NOW) is None
     reason = before(held, payload(attempts=1), NOW + 90)
     assert reason is not None
-    assert "retry_until" in reason
+    assert "retry_for" in reason
 
 
 @pytest.mark.parametrize(("crashes", "most", "runs"), [(0, 3, True), (2, 3, True), (3, 3, False), (9, 0, True)])

@@ -17,19 +17,19 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import click
+from msgspec import structs
 
 from qd.cli import context, control, job
 from qd.cli.diagnosis import HealthThresholds, reasons, warnings
 from qd.cli.failed import NEWEST, Group, grouped
 from qd.cli.state import QueueLine, State, read_state, server_memory
-from qd.cli.waiting import Search
+from qd.cli.waiting import running
 from qd.config.settings import Settings
 from qd.drivers.connections import gaps_of
 from qd.drivers.keyspace.base import Keyspace
 from qd.errors import ConfigError, QdError
 from qd.options.extras import to_install
 from qd.payload.format import Payload
-from qd.payload.reservation import split_mark
 from qd.store import audit
 from qd.store.failed import FailedStore
 from qd.store.masters import MasterReport, WorkerReport
@@ -142,16 +142,12 @@ class Reader:
         return f"nothing to cancel: {found.id} has ended" if was is None else f"cancelled {found.display} {found.id}"
 
     def running(self, master: MasterReport, worker: WorkerReport) -> list[Payload]:
-        """The jobs that this worker has reserved, the first to lose its lease first. Raises Refused."""
-        at, found = master.connection, list[Payload]()
+        """The jobs that this worker has reserved, the one that began first at the top. Raises Refused."""
+        at = master.connection
         if why := gaps_of(self.found, at, context.own_drivers(self.found, at)).get("find"):
             raise context.Refused(f"connection '{at}' cannot list its jobs: {why}")
-        for queue in dict.fromkeys([worker.queue, *(each.get("queue") for each in worker.longest)]):
-            for each in Search(context.store(self.found, at), queue, "reserved", None, None) if queue else ():
-                if each.payload is not None and each.payload.rsv:
-                    mark = split_mark(each.payload.rsv)
-                    found += [each.payload] if (mark.token, mark.slot) == (master.token, worker.slot) else []
-        return found
+        reserved = running(self.found, [structs.replace(master, workers=[worker])])
+        return reserved.get((master.token, worker.slot), [])
 
     def failed(self, queues: list[QueueLine]) -> list[Group]:
         """The failed jobs of these queues by name and exception, of each connection the newest."""
