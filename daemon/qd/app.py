@@ -84,6 +84,7 @@ class Qd:
         self._recycling: tuple[type[BaseException], ...] = ()
         self._transactions = self._send.transactions
         self.loading: list[Callable[[], AbstractContextManager[None]]] = []  # entered around _load()
+        self._in_tests: list[Callable[[], dict[str, str]]] = []  # each returns variables for the process of qd_worker
         self.job = Declare(self._registry, self._send)
         self.schedule = Schedule(services.current_settings, self._registry, self.call)
 

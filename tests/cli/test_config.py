@@ -380,6 +380,13 @@ def test_the_generated_supervisord_file_equals_the_shipped_one_except_for_paths(
     assert f'USER="ada",PWD="{folder}"' in mine["environment"]
 
 
+def test_the_supervisord_file_names_a_place_for_secrets(folder):
+    (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n' + FILE)
+    printed = qd("init", "supervisord").stdout
+    assert "For secrets such as QD_REDIS_URL add\n" in printed
+    assert '; QD_ENV_FILE="/etc/qd/qd-mail.env" to this line: a file of NAME=value lines that ada can read' in printed
+
+
 def test_the_generated_systemd_unit_equals_the_shipped_one_except_for_paths(folder):
     (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n' + FILE)
     printed = qd("init", "systemd").stdout

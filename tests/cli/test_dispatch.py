@@ -404,6 +404,13 @@ def test_clear_deletes_waiting_jobs_and_never_running_ones(qd: Run, clean_redis:
         clean_redis.call("RPUSH", key, "{}", "{}")
     for key in ("queues:mail:delayed", "queues:mail:reserved"):
         clean_redis.call("ZADD", key, 2**40, "{}")
+    names = clean_redis.keys()
+    before = [clean_redis.call("DUMP", name) for name in names]
+    assert done(qd("clear", "mail", "--dry-run")) == "mail: 3 would be deleted\n"
+    shown = document(qd("clear", "mail", "--dry-run", "--json"))
+    assert shown == {"queue": "mail", "connection": "redis", "deleted": 0, "would": 3}
+    assert clean_redis.keys() == names
+    assert [clean_redis.call("DUMP", name) for name in names] == before
     assert done(qd("clear", "mail", "--yes")) == "mail: 3 deleted\n"
     assert clean_redis.keys() == ["qd:events", "queues:mail:reserved"]
     assert document(qd("clear", "mail", "--yes", "--json")) == {"queue": "mail", "connection": "redis", "deleted": 0}

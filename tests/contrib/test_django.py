@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -201,6 +202,22 @@ assert "no master reports" in shown.getvalue(), shown.getvalue()
 """,
     )
     assert witness.starting("paid") == ["paid 1 True"]
+
+
+def test_what_was_printed_before_call_command_forks_is_printed_once(shop: FrameworkProject):
+    """Into a pipe Python writes when its buffer is full; each child of the master had a copy of that buffer."""
+    call = 'call_command("qd", "work", "--stop-when-empty")'
+    code = f'from django.core.management import call_command; print("ONCE ONLY"); {call}; print("AFTER")'
+    done = subprocess.run(
+        [PYTHON, "-c", f"import django; django.setup(); {code}"],
+        cwd=shop.root,
+        env=shop.env(DJANGO_SETTINGS_MODULE="shop.settings", PYTHONUNBUFFERED=""),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ONCE ONLY\nAFTER\n"), done.stderr
 
 
 def test_an_unknown_key_is_rejected_by_name(shop: FrameworkProject):
@@ -570,3 +587,72 @@ else:
     raise SystemExit("sent")
 """,
     )
+
+
+ROUTERS = """
+class Second:
+    def db_for_read(self, model, **hints):
+        return "second"
+"""
+SECOND = """
+DATABASES["second"] = {**DATABASES["default"], "NAME": "second.sqlite3"}
+DATABASES["replica"] = {**DATABASES["default"], "TEST": {"MIRROR": "default"}}
+"""
+
+
+def of_two_databases(shop: FrameworkProject) -> Path:
+    """Returns the path of the settings."""
+    shop.write(shop__routers=ROUTERS)
+    path = shop.root / "shop" / "settings.py"
+    path.write_text(path.read_text() + SECOND)
+    shop.allowed.add("second.sqlite3")
+    done = manage(shop, "migrate", "--run-syncdb", "-v", "0", "--database", "second")
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_an_object_of_another_database_is_rejected_at_dispatch(shop: FrameworkProject):
+    """Without the check the worker would load the row of `default` with the same key."""
+    of_two_databases(shop)
+    django(
+        shop,
+        """
+from django.utils.functional import SimpleLazyObject
+from qd import ArgumentError
+Order.objects.using("second").create(pk=1, email="second")
+theirs = Order.objects.using("second").get(pk=1)
+for send in (
+    lambda: ship.dispatch(theirs),
+    lambda: ship.dispatch(SimpleLazyObject(lambda: theirs)),
+    lambda: ship.dispatch(Order.objects.get(pk=1), [theirs]),
+):
+    try:
+        send()
+    except ArgumentError as error:
+        assert "from the database 'default', and shop.Order 1 is in 'second': send its key, and load" in str(error), error
+    else:
+        raise SystemExit("sent")
+ship.dispatch(Order.objects.using("replica").get(pk=1))
+ship.dispatch(Order(pk=1, email="not from a database"))
+from django.test import override_settings
+with override_settings(DATABASE_ROUTERS=["shop.routers.Second"]):
+    ship.dispatch(theirs)
+queue = app.queue("default")
+assert queue.size() == 3
+queue.clear()
+""",
+    )
+
+
+def test_a_router_decides_where_the_worker_loads_an_object(shop: FrameworkProject, witness: Witness):
+    path = of_two_databases(shop)
+    path.write_text(path.read_text() + 'DATABASE_ROUTERS = ["shop.routers.Second"]\n')
+    django(
+        shop,
+        """
+Order.objects.using("second").create(pk=2, email="second")
+ship.dispatch(Order.objects.get(pk=2))
+""",
+    )
+    work_off(shop)
+    assert witness.lines == ["ship 2 second []"]

@@ -333,6 +333,109 @@ def test_a_test_database_in_memory_is_refused_with_the_fix(shop: FrameworkProjec
     assert "only Django's own connection sees it: set DATABASES['default']['TEST'] = {'NAME': " in done.stderr
 
 
+NOWHERE = "redis://nowhere.invalid:1/0"
+# What the fixture django_db_setup of pytest-django does for tests that use `default` only.
+CONFTEST = """
+import django, pytest
+from django.test.utils import setup_databases, setup_test_environment, teardown_databases
+
+@pytest.fixture(scope="session")
+def databases():
+    django.setup()
+    setup_test_environment()
+    found = setup_databases(verbosity=0, interactive=False, aliases={"default"})
+    yield
+    teardown_databases(found, verbosity=0)
+"""
+WORKED = """
+import django
+django.setup()
+from django.db import transaction
+from shop.jobs import app, pay, second
+from shop.models import Order
+
+def test_the_worker_has_the_rows_of_the_test(databases, qd_worker):
+    with transaction.atomic():  # which a job on another server does not join
+        pay.dispatch(Order.objects.create(email="test").pk)
+    assert app.queue("default").size() == 1
+    qd_worker.run_until_empty()
+    assert qd_worker.failed == []
+
+def test_the_worker_cannot_open_a_real_database(databases, qd_worker):
+    second.dispatch()
+    qd_worker.run_until_empty()
+    (failed,) = qd_worker.failed
+    assert "the test has set up no test database for DATABASES['second']: name it in" in failed.reason
+"""
+SECOND = """
+@app.job("second")
+def second() -> None:
+    note("second", Order.objects.using("second").count())
+"""
+OPEN = """
+import django, pytest
+django.setup()
+from django.db import transaction
+
+@pytest.fixture
+def opened(databases):
+    with transaction.atomic():
+        yield
+
+def test_it(opened, qd_worker): ...
+"""
+
+
+def pytest_in(shop: FrameworkProject, tests: str) -> subprocess.CompletedProcess[str]:
+    shop.write(conftest=CONFTEST, test_shop=tests)
+    options = ("-p", "no:cacheprovider", "-p", "qd.pytest_plugin", "-o", "qd_app=shop.qd:app", "-o", "pythonpath=.")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", ".", *options, "test_shop.py"],
+        cwd=shop.root,
+        env=shop.env(DJANGO_SETTINGS_MODULE="shop.settings", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS=""),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def add(shop: FrameworkProject, name: str, text: str) -> None:
+    with (shop.root / "shop" / name).open("a") as file:
+        file.write(text)
+
+
+@pytest.mark.parametrize(
+    ("url", "stored"), [*((kind, "django://default") for kind in KINDS), ("sqlite", NOWHERE)], indirect=["url"]
+)
+def test_the_worker_of_the_fixture_uses_the_test_databases_only(
+    shop: FrameworkProject, url: str, stored: str, witness: Witness
+):
+    """Order 1 of the settings' database has another email, and the jobs of its table stay where they are."""
+    add(shop, "jobs.py", SECOND)
+    django(shop, "Order.objects.create(email='real')\nmark.dispatch()")
+    more = f"DATABASES['second'] = {{**DATABASES['default']}}\nQD = {{'url': {stored!r}}}\n"
+    add(shop, "settings.py", (IN_A_FILE if url.startswith("sqlite") else "") + more)
+    done = pytest_in(shop, WORKED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert witness.lines == ["paid 1 test"]
+    add(shop, "settings.py", 'QD = {"url": "django://default"}\n')
+    django(shop, "assert seen() == 1 == Order.objects.count()\napp.queue('default').clear()")
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_the_fixture_refuses_databases_that_its_worker_cannot_share(shop: FrameworkProject):
+    add(shop, "jobs.py", SECOND)
+    add(shop, "settings.py", f"QD = {{'url': {NOWHERE!r}}}\n")
+    done = pytest_in(shop, WORKED)
+    assert "ConfigError: DATABASES['default'] is in memory in tests" in done.stdout, done.stdout
+    add(shop, "settings.py", IN_A_FILE)
+    done = pytest_in(shop, OPEN)
+    fact = "a transaction is open on Django's connection 'default': the worker cannot see its rows; mark the test with"
+    assert f"ConfigError: {fact}" in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_flush_outside_of_tests_keeps_the_jobs(shop: FrameworkProject):
     django(shop, "mark.dispatch()")

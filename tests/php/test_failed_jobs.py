@@ -177,6 +177,17 @@ def test_jobs_that_failed_in_php_stay_in_the_table(shop: Project, laravel: Larav
     assert [row["uuid"] for row in rows(table)] == ["from-php"]
 
 
+@pytest.mark.parametrize(("zone", "left"), [("UTC", 1), ("America/New_York", 1), ("Asia/Tokyo", 0)])
+def test_rows_are_in_utc_and_artisan_compares_them_with_its_own_time(
+    shop: Project, laravel: Laravel, table: Path, zone: str, left: int
+) -> None:
+    """Nine hours ahead, Tokyo takes a row of this minute for one of nine hours ago."""
+    fail(shop, 1)
+    laravel.settings |= {"RIG_TIMEZONE": zone}
+    laravel.artisan("queue:prune-failed", "--hours=2", database=table)
+    assert len(rows(table)) == left
+
+
 def test_a_job_that_fails_again_has_one_row(shop: Project, table: Path) -> None:
     fail(shop, 1)
     assert shop.qd("failed", "retry", "--all").returncode == 0

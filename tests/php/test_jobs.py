@@ -255,6 +255,47 @@ def test_the_old_names_of_backoff_and_deadline_are_obeyed(laravel: Laravel, proj
     assert 900 < float(due_at) - time.time() <= 1100  # with its jitter
 
 
+# --- chains, unique jobs
+
+
+def test_the_last_php_job_of_a_chain_hands_over_to_python(laravel: Laravel, project: Projects) -> None:
+    shop = project(JOBS, laravel.qd_config)
+    laravel.push({"queue": "q", "data": 1, "chain": "HandOver"})
+    laravel.worker("q", stop_when_empty=True).ends_clean()
+    work = shop.work("python", "-w", "1", **laravel.qd_env)
+    ran = laravel.wait_ran(3)
+    work.stop()
+    assert [one.name for one in ran] == [r"App\Jobs\Invoice", r"App\Jobs\HandOver", "shared.note"]
+    assert ran[2].data == {"order_id": 7}
+
+
+def test_a_string_job_in_a_chain_fails_the_job_before_it_after_its_run(laravel: Laravel) -> None:
+    laravel.push({"queue": "q", "data": 1, "chain": "shared.note"})
+    worker = laravel.worker("q", stop_when_empty=True, tries=3)
+    worker.ends_clean()
+    assert worker.matches('Error: Attempt to assign property "chained" on string')
+    assert [one.attempt for one in laravel.ran()] == [1, 2, 3]
+
+
+UNIQUE = (
+    JOBS
+    + """
+@app.job("shop.charge", queue="q", unique="order:{order_id}")
+def charge(order_id: int) -> None:
+    witness(order_id)
+"""
+)
+
+
+def test_a_push_of_php_takes_no_lock_of_a_unique_job(laravel: Laravel, project: Projects) -> None:
+    shop = project(UNIQUE, laravel.qd_config)
+    shop.python("from jobs import charge\ncharge.dispatch(7)\ncharge.dispatch(7)", **laravel.qd_env)
+    laravel.push({"name": "shop.charge", "data": {"order_id": 7}, "queue": "q"})
+    work = shop.work("q", "-w", "1", "--stop-when-empty", **laravel.qd_env)
+    work.ends_clean()
+    assert [one.data for one in laravel.ran()] == [7, 7]
+
+
 # --- signed jobs
 
 

@@ -125,10 +125,16 @@ def supervisord(project: Project) -> str:
             root=str(project.root).replace("%", "%%"),
             home=str(project.home).replace("%", "%%"),
             user=project.user,
+            secret=secret_of(project),
             environ="".join(f',{name}="{value}"' for name, value in project.environ.items()),
             patience=patience(stop_timeout),
         )
     return text + "\n"
+
+
+def secret_of(project: Project) -> str:
+    """What a file of variables is for."""
+    return "the password of Django's database" if project.in_django else project.url_variable
 
 
 def systemd(project: Project) -> str:
@@ -147,7 +153,7 @@ def systemd(project: Project) -> str:
         root=str(project.root).replace("%", "%%"),
         pwd=_systemd_word(f"PWD={project.root}").replace("$$", "$"),  # a dollar has no meaning here
         environ="".join(f"Environment={name}={value}\n" for name, value in project.environ.items()),
-        secret="the password of Django's database" if project.in_django else project.url_variable,
+        secret=secret_of(project),
         instance="%i" if pools else project.name,
         command=" ".join([*words, *(["--pool", "%i"] if pools else [])]),
         patience=max(map(patience, project.pools.values())),

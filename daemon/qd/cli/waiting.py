@@ -360,21 +360,29 @@ def go(found: Settings, sweep: Sweep, what: str, facts: dict[str, str], words: s
 
 @click.command()
 @click.argument("queue", metavar="QUEUE")
+@click.option("--dry-run", is_flag=True, help="Only count them.")
 @context.yes
 @context.options
-def clear(queue: str, yes: bool) -> None:
+def clear(queue: str, dry_run: bool, yes: bool) -> None:
     """Delete the ready and delayed jobs of a queue.
 
     Running and failed jobs are not affected.
     """
     found = context.settings()
     place = context.place(found)
-    context.confirm(yes, queue, f"this deletes the ready and delayed jobs of {queue}")
-    count = context.queue(found, place).clear(queue)
+    context.confirm(yes or dry_run, queue, f"this deletes the ready and delayed jobs of {queue}")
+    jobs, facts = context.queue(found, place), {"queue": queue, "connection": place}
+    if dry_run:
+        sizes = jobs.sizes(queue)
+        count = sizes.ready + sizes.delayed
+        if context.given().json:
+            return output.document({**facts, "deleted": 0, "would": count})
+        return output.say(f"{queue}: {count} would be deleted")
+    count = jobs.clear(queue)
     if count:
-        context.record(found, "clear", {"queue": queue, "connection": place, "jobs": count})
+        context.record(found, "clear", facts | {"jobs": count})
     if context.given().json:
-        return output.document({"queue": queue, "connection": place, "deleted": count})
+        return output.document({**facts, "deleted": count})
     output.say(f"{queue}: {count} deleted")
 
 

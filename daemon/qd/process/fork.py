@@ -41,9 +41,11 @@ NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)  # errors of a failed fork; the interm
 def fork(body: Body, *, own_group: bool = True, die_with_parent: bool = True) -> int:
     """Run `body` in a child, which exits with its result. Returns the child's pid. Raises OSError (EAGAIN, ENOMEM).
 
-    Until it opens a mailbox, the child ignores the signals a supervisor may send to the whole group (signals.deaf).
+    Until it opens a mailbox, the child ignores the signals a supervisor may send to the whole group (signals.deaf). What was
+    printed is flushed first: the child has a copy of the buffer, and would write it again.
     """
     parent = os.getpid()
+    flush_output()
     old = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ALL)
     try:
         pid = os.fork()
@@ -83,11 +85,16 @@ def code_of(leaving: SystemExit) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit without running the parent's atexit handlers and without flushing the parent's buffers twice."""
+    """Exit without running the parent's atexit handlers."""
+    flush_output()
+    os._exit(code)
+
+
+def flush_output() -> None:
+    """Either stream may be None, closed, or a pipe that nobody reads."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(code)
 
 
 def die_with(parent: int) -> None:

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from qd import config
 from qd.app import Qd
-from qd.config.settings import CONNECTION, SECTIONS, Settings, environ_name
+from qd.config.settings import CONNECTION, SECTIONS, ConnectionSettings, Settings, environ_name
 from qd.drivers.connections import open_memory
 from qd.drivers.embedded import Address, ask, server_binary
 from qd.errors import ConfigError, QdError
+from qd.options.drivers import BARE
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Record
 from qd.store.masters import queues_found
@@ -142,9 +143,10 @@ class Worker:
     """Runs the jobs of an app in separate processes, as in production. They import the app's module: jobs that a test
     declares, and its patches, do not exist there."""
 
-    def __init__(self, name: str, settings: Settings, app: Qd, folder: Path) -> None:
-        """name: the app as MODULE:ATTRIBUTE. settings: of the scratch server. folder: for its log."""
-        self._name, self._settings, self._app = name, settings, app
+    def __init__(self, name: str, settings: Settings, app: Qd, folder: Path, environ: Mapping[str, str]) -> None:
+        """name: the app as MODULE:ATTRIBUTE. settings: of the scratch server. folder: for its log. environ: the app's own
+        variables."""
+        self._name, self._settings, self._app, self._environ = name, settings, app, environ
         self._log, self._output = folder / "worker.log", folder / "worker.out"
         self._running: list[Held] = []
 
@@ -211,7 +213,8 @@ class Worker:
         command = [sys.executable, "-m", "qd", "work", "--app", self._name, *alone, *arguments]
         if self._settings.file is not None:
             command += ["--config", str(self._settings.file)]
-        env = {**clean(os.environ), **environ_of(self._settings), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        paths = os.pathsep.join(filter(None, sys.path))
+        env = {**clean(os.environ), **self._environ, **environ_of(self._settings), "PYTHONPATH": paths}
         held = Held(command, log=self._log, output=self._output, cwd=self._settings.root, env=env)
         self._running.append(held)
         return held
@@ -248,8 +251,11 @@ def store_of(settings: Settings, connection: str) -> Iterator[KeyspaceStore]:
 def worked(app: Qd, server: Server, root: Path, folder: Path) -> Iterator[Worker]:
     """In the block all connections of the app use databases of `server`. root: the project's folder. folder: for the log."""
     server.empty()
+    environ = {name: value for give in app._in_tests for name, value in give().items()}
+    if app.connections.used is not None:
+        app.connections.used()  # settings from before Django's test runner replaced its databases are not restored below
     settings = moved(settings_of(root, code=app._code_settings), server)
-    worker = Worker(name_of(app, settings.app), settings, app, folder)
+    worker = Worker(name_of(app, settings.app), settings, app, folder, environ)
     with app._services.using(settings):
         try:
             yield worker
@@ -261,8 +267,10 @@ def worked(app: Qd, server: Server, root: Path, folder: Path) -> Iterator[Worker
 
 def moved(settings: Settings, server: Server) -> Settings:
     """These settings, with each connection in its own database of the scratch server."""
-    numbered = enumerate(settings.connections.items())
-    connections = {name: replace(found, url=server.url(number)) for number, (name, found) in numbered}
+    connections = dict[str, ConnectionSettings]()
+    for number, (name, found) in enumerate(settings.connections.items()):
+        driver = found.driver if found.driver in BARE else "redis"
+        connections[name] = replace(found, driver=driver, url=server.url(number))
     laravel = settings.laravel and replace(settings.laravel, cache_url=server.url(DATABASES - 1))
     return replace(settings, connections=connections, laravel=laravel)
 
@@ -270,6 +278,7 @@ def moved(settings: Settings, server: Server) -> Settings:
 def environ_of(settings: Settings) -> dict[str, str]:
     """The same for the process of `qd work`, where the environment overrides the file."""
     urls = {(CONNECTION["url"], name): found.url for name, found in settings.connections.items()}
+    urls |= {(CONNECTION["driver"], name): found.driver for name, found in settings.connections.items()}
     if settings.laravel is not None:
         urls[SECTIONS["laravel"]["cache_url"], ""] = settings.laravel.cache_url
     given = {environ_name(option, name): url for (option, name), url in urls.items() if url is not None}

@@ -1,8 +1,8 @@
 <?php
 
 /**
- * artisan.php queue:failed | queue:retry ID... | queue:forget ID | queue:flush: Laravel's own commands on failed jobs, with
- * its own provider, on the SQLite file that RIG_FAILED names. `migrate` makes the table, as Laravel's migration does;
+ * artisan.php queue:failed | queue:retry ID... | queue:forget ID | queue:flush | queue:prune-failed: Laravel's own commands on
+ * failed jobs, with its own provider, on the SQLite file that RIG_FAILED names, in the time zone RIG_TIMEZONE. `migrate` makes the table, as Laravel's migration does;
  * `fail CONNECTION QUEUE PAYLOAD` logs a job as failed, as its worker does.
  */
 
@@ -14,6 +14,7 @@ use Illuminate\Database\Schema\Blueprint;
 use Illuminate\Queue\Console\FlushFailedCommand;
 use Illuminate\Queue\Console\ForgetFailedCommand;
 use Illuminate\Queue\Console\ListFailedCommand;
+use Illuminate\Queue\Console\PruneFailedJobsCommand;
 use Illuminate\Queue\Console\RetryCommand;
 use Illuminate\Queue\Failed\DatabaseUuidFailedJobProvider;
 
@@ -46,7 +47,9 @@ if ($argv[1] === 'fail') {
     exit(0);
 }
 $artisan = new Application($app, $app['events'], '8');
-foreach ([ListFailedCommand::class, RetryCommand::class, ForgetFailedCommand::class, FlushFailedCommand::class] as $command) {
-    $artisan->resolve($command);
-}
+$artisan->resolveCommands([
+    ListFailedCommand::class, RetryCommand::class, ForgetFailedCommand::class, FlushFailedCommand::class,
+    PruneFailedJobsCommand::class,
+]);
+date_default_timezone_set(setting('TIMEZONE', 'UTC')); // as Laravel does with `timezone` of config/app.php
 exit($artisan->run());

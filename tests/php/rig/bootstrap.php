@@ -70,6 +70,12 @@ function argument(): array
     return json_decode($GLOBALS['argv'][1] ?? '{}', true, 512, JSON_THROW_ON_ERROR);
 }
 
+/** Laravel's helper, which a chain calls for its next job. */
+function dispatch(object $job): mixed
+{
+    return Container::getInstance()->make(BusContract::class)->dispatch($job);
+}
+
 /** One line on stderr for each error, as a log would have it. */
 final class LogErrors implements ExceptionHandler
 {

@@ -11,6 +11,7 @@ declare(strict_types=1);
 namespace App\Jobs;
 
 use Illuminate\Bus\Queueable;
+use Illuminate\Container\Container;
 use Illuminate\Contracts\Queue\Job;
 use Illuminate\Contracts\Queue\ShouldQueue;
 use Illuminate\Queue\InteractsWithQueue;
@@ -89,5 +90,19 @@ final class Invoice implements ShouldQueue
     public function handle(): void
     {
         witness(self::class, $this->job, $this->data);
+    }
+}
+
+/** A member of a chain that hands over to Python: pushes shared.note to the queue `python`. */
+final class HandOver implements ShouldQueue
+{
+    use InteractsWithQueue;
+    use Queueable;
+
+    public function handle(): void
+    {
+        $queue = Container::getInstance()['queue']->connection();
+        $queue->pushOn('python', 'shared.note', ['order_id' => 7]);
+        witness(self::class, $this->job, null);
     }
 }

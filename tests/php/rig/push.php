@@ -3,11 +3,12 @@
 /**
  * push.php '{"jobs": [{"name": "shared.note", "data": {...}, "queue": "q", "delay": 2, "count": 10}, ...]}'
  * Pushes each entry `count` times (1), now or after `delay` seconds, and prints one job id a line. Without a `name` it
- * is the object job. With "number": "n" the data of the i-th copy gets the key n with the value i.
+ * is the object job; with a `chain`, it is followed by the job HandOver, or by the string job of the name `chain`. With "number": "n" the data of the i-th copy gets the key n with the value i.
  */
 
 declare(strict_types=1);
 
+use App\Jobs\HandOver;
 use App\Jobs\Invoice;
 
 require __DIR__.'/bootstrap.php';
@@ -21,6 +22,10 @@ foreach (argument()['jobs'] as $entry) {
             $data = [$entry['number'] => $i] + ($data === '' ? [] : $data);
         }
         $job = isset($entry['name']) ? $entry['name'] : new Invoice($data);
+        if (isset($entry['chain'])) {
+            $next = $entry['chain'] === 'HandOver' ? new HandOver : $entry['chain'];
+            $job->chain([$next])->allOnQueue($entry['queue']);
+        }
         $given = isset($entry['name']) ? $data : '';
         $id = isset($entry['delay'])
             ? $queue->later($entry['delay'], $job, $given, $entry['queue'] ?? null)

@@ -23,6 +23,12 @@ def alias_of(url: object) -> str:
     return url.removeprefix(SCHEME).strip("/") or "default" if isinstance(url, str) and url.startswith(SCHEME) else ""
 
 
+def in_memory(alias: str) -> ConfigError:
+    where = f"DATABASES['{alias}']"
+    way = f"set {where}['TEST'] = {{'NAME': BASE_DIR / 'test.sqlite3'}}"
+    return ConfigError(f"{where} is in memory in tests, where only Django's own connection sees it: {way}")
+
+
 def url_of(alias: str, known: Mapping[str, Mapping[str, Any]]) -> str:
     """known: DATABASES. Raises ConfigError."""
     if alias not in known:
@@ -36,8 +42,7 @@ def url_of(alias: str, known: Mapping[str, Mapping[str, Any]]) -> str:
         raise ConfigError(f"qd cannot store jobs in {where} with ENGINE '{engine}' (it uses {names})")
     if kind == "sqlite":
         if database.startswith("file:memorydb_"):
-            way = f"set {where}['TEST'] = {{'NAME': BASE_DIR / 'test.sqlite3'}}"
-            raise ConfigError(f"{where} is in memory in tests, where only Django's own connection sees it: {way}")
+            raise in_memory(alias)
         if not database or database.startswith("file:") or ":memory:" in database:
             raise ConfigError(f"{where} is '{database}': a database in memory belongs to one process; name a file")
         return f"sqlite:///{Path(database).absolute()}"

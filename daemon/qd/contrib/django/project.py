@@ -44,8 +44,12 @@ class Models:
         return str(kind._meta.label)
 
     def pack(self, thing: Any) -> Any:
-        """The primary key; a list if it has several columns. None: not saved yet, or deleted."""
-        key = thing.pk
+        """The primary key; a list if it has several columns. None: not saved yet, or deleted. Raises ValueError for an
+        object of another database than that which `load` reads."""
+        key, read = thing.pk, thing._state.db
+        if read is not None and (loads := loaded_from(thing.__class__, read)) != read:
+            fact = f"the worker loads it from the database '{loads}', and {thing._meta.label} {key} is in '{read}'"
+            raise ValueError(f"{fact}: send its key, and load it in the job with .using('{read}')")
         return list(key) if isinstance(key, tuple) else key
 
     def load(self, kind: Any, key: Key, given: Provided) -> object | None:
@@ -54,9 +58,22 @@ class Models:
         return found
 
 
+def loaded_from(kind: Any, read: str) -> str:
+    """The database from which a worker loads a model; `read` if that is its replica, or if DATABASE_ROUTERS decide, which
+    may read the same row elsewhere."""
+    from django.conf import settings
+    from django.db import connections
+
+    if settings.DATABASE_ROUTERS:
+        return read
+    found = str(kind._base_manager.all().db)
+    return read if connections.settings[read]["TEST"]["MIRROR"] == found else found
+
+
 OURS = "qd.contrib.django"  # its tasks.py is the backend, which needs Django's own Tasks
 HERE = "qd.contrib.django.project:made"
 KEYS = ("url", "imports", "app")
+TESTING, TESTED = "qd.contrib.django.testing", "_QD_TEST_DATABASES"
 MODULES = ("jobs", "tasks")  # tasks: of Django's own Tasks, see tasks.py
 
 
@@ -127,6 +144,7 @@ def install(app: Qd) -> None:
     app.serializer(Models())
     watch(app)
     app.loading.append(around_load)
+    app._in_tests.append(lambda: loaded(f"{TESTING}:variables")())
 
 
 @contextmanager
@@ -137,6 +155,8 @@ def around_load() -> Iterator[None]:
     from django.apps import apps
 
     check_settings()
+    if given := os.environ.get(TESTED):
+        loaded(f"{TESTING}:use")(given)  # before AppConfig.ready(), which may open a connection
     if not apps.ready:
         django.setup()
     yield
