@@ -8,25 +8,30 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from qd.cli import context, output
 from qd.config.settings import FailedSettings, Settings
+from qd.drivers.connections import gaps_of
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Mistyped
 from qd.drivers.types import Sizes
-from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
+from qd.errors import ConnectionLost, Malformed, NeedsMending, ServerBusy, ServerRefused
 from qd.options.drivers import WITH_KEYSPACE
 from qd.options.kinds import did_you_mean
-from qd.payload.format import readable
+from qd.payload.format import Payload, read, readable
+from qd.payload.reservation import split_mark
 from qd.store import controls, fleet, masters, schedule
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Fill
 from qd.store.fleet import Fleet
 from qd.store.masters import MasterReport
+from qd.store.waiting import waiting
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -248,6 +253,23 @@ def known_queues(found: Settings, place: str, reports: Sequence[MasterReport]) -
     """Every queue of the connection that is configured, worked on, or has keys."""
     there = masters.queues_found(context.store(found, place))
     return list(dict.fromkeys([found.connection(place).queue, *our_queues(found, place, reports), *there]))
+
+
+def running(found: Settings, reports: Iterable[MasterReport]) -> dict[tuple[str, int], list[Payload]]:
+    """(token, slot) of the workers in `reports` -> the jobs that they have reserved, the one that began first at the top.
+    Not on a connection that cannot list its jobs. Raises ConnectionLost, ServerRefused."""
+    known = [master for master in reports if master.connection in found.connections]
+    busy = [(master.connection, worker) for master in known for worker in master.workers if worker.job]
+    queues = {(at, queue) for at, worker in busy for queue in (worker.queue, *(o.get("queue") for o in worker.longest))}
+    turns = dict[tuple[str, int], list[tuple[int, Payload]]]()
+    for at, queue in queues:
+        if queue and not gaps_of(found, at, context.own_drivers(found, at)).get("find"):
+            for job in waiting(context.store(found, at), queue, "reserved"):
+                with suppress(Malformed, ValueError):  # of another program
+                    payload = read(job.text)
+                    mark = split_mark(payload.rsv or "")
+                    turns.setdefault((mark.token, mark.slot), []).append((mark.turn, payload))
+    return {worker: [job for _, job in sorted(jobs, key=itemgetter(0))] for worker, jobs in turns.items()}
 
 
 def note_unknown(found: Settings, places: Sequence[str], queue: str) -> None:

@@ -13,8 +13,7 @@ from msgspec import Struct, structs
 from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_line, refusals
 from qd.cli.output import by_whom, fields
-from qd.cli.state import QueueLine, State, read_state, stale, unknown_queue
-from qd.cli.waiting import running
+from qd.cli.state import QueueLine, State, read_state, running, stale, unknown_queue
 from qd.config.settings import Settings
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.exit_codes import Exit

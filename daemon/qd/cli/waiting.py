@@ -11,12 +11,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple, cast
 
 import click
@@ -32,10 +30,8 @@ from qd.errors import Malformed
 from qd.options.kinds import queue_name
 from qd.payload.encryption import hidden
 from qd.payload.format import Payload, read, tags_of
-from qd.payload.reservation import split_mark
 from qd.redaction import redact
 from qd.store.base import KeyspaceStore
-from qd.store.masters import MasterReport
 from qd.store.waiting import Place, Waiting, total, waiting
 from qd.store.waiting import each as each_of
 
@@ -127,22 +123,6 @@ def peek(queue: str, state: str, job: str | None, tag: str | None, count_by: str
         output.note(f"{len(found):,} shown, {search.note()}")
     elif len(found) < search.total:
         output.note(f"{len(found):,} of {search.total:,} shown")
-
-
-def running(found: Settings, reports: Iterable[MasterReport]) -> dict[tuple[str, int], list[Payload]]:
-    """(token, slot) of the workers in `reports` -> the jobs that they have reserved, the one that began first at the top.
-    Not on a connection that cannot list its jobs. Raises ConnectionLost, ServerRefused."""
-    known = [master for master in reports if master.connection in found.connections]
-    busy = [(master.connection, worker) for master in known for worker in master.workers if worker.job]
-    queues = {(at, queue) for at, worker in busy for queue in (worker.queue, *(o.get("queue") for o in worker.longest))}
-    turns = dict[tuple[str, int], list[tuple[int, Payload]]]()
-    for at, queue in queues:
-        if queue and not gaps_of(found, at, context.own_drivers(found, at)).get("find"):
-            for payload in (each.payload for each in Search(context.store(found, at), queue, "reserved", None, None)):
-                with suppress(ValueError):  # the mark of another program
-                    mark = split_mark(payload.rsv or "" if payload else "")
-                    turns.setdefault((mark.token, mark.slot), []).append((mark.turn, cast("Payload", payload)))
-    return {worker: [job for _, job in sorted(jobs, key=itemgetter(0))] for worker, jobs in turns.items()}
 
 
 def row(each: Peeked, now: float) -> tuple[object, ...]:

@@ -22,8 +22,7 @@ from msgspec import structs
 from qd.cli import context, control, job
 from qd.cli.diagnosis import HealthThresholds, reasons, warnings
 from qd.cli.failed import NEWEST, Group, grouped
-from qd.cli.state import QueueLine, State, read_state, server_memory
-from qd.cli.waiting import running
+from qd.cli.state import QueueLine, State, read_state, running, server_memory
 from qd.config.settings import Settings
 from qd.drivers.connections import gaps_of
 from qd.drivers.keyspace.base import Keyspace
