@@ -20,13 +20,13 @@ from qd.config.settings import Settings
 from qd.dispatch.results import CANCELLED, was_cancelled
 from qd.drivers.keyspace import keys
 from qd.drivers.types import Found
-from qd.errors import ConnectionLost, QdError, UnknownParameters
+from qd.errors import ConnectionLost, QdError
 from qd.log import cut
 from qd.payload.format import OF_PHP, Payload, plain_name
 from qd.store import controls, fleet
 from qd.store.base import KeyspaceStore
 from qd.store.masters import MasterReport
-from qd.worker.outcome import unknown_job
+from qd.worker.outcome import misfit, unknown_job
 
 MOST = 10_000  # jobs ahead that are counted; names of limits and locks that are searched
 Cause = Literal[
@@ -163,14 +163,7 @@ def unfit(payload: Payload) -> str:
     declared = app._registry.get(payload.job)
     if declared is None or payload.job_version > declared.version:
         return str(unknown_job(app._registry, payload))
-    if payload.job_version == declared.version and not declared.options.encrypted:
-        try:
-            declared.decode(bytes(payload.data))
-        except UnknownParameters as error:
-            return str(error)
-        except QdError:
-            pass  # a worker fails it, and does not put it back
-    return ""
+    return misfit(declared, payload)
 
 
 def limit_of(store: KeyspaceStore, owner: str) -> str:

@@ -127,6 +127,18 @@ def unknown_job(registry: Registry, payload: Payload) -> errors.UnknownJob:
     return errors.UnknownJob(f"no job '{cut(name)}' is declared in this app ({hint})")
 
 
+def misfit(declared: Declared, payload: Payload) -> str:
+    """Why a worker that has this code puts the job back because of its parameters; "" if it does not."""
+    if payload.job_version == declared.version and not declared.options.encrypted:
+        try:
+            declared.decode(bytes(payload.data))
+        except errors.UnknownParameters as error:
+            return str(error)
+        except errors.QdError:
+            pass  # a worker fails it, and does not put it back
+    return ""
+
+
 BY_THE_JOB = "released by the job"
 LUCK = random.Random()  # for jitter: jobs seed the one that the module shares
 os.register_at_fork(after_in_child=LUCK.seed)

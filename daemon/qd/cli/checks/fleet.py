@@ -23,7 +23,7 @@ from qd.cli.state import FRESH, QueueLine, State, full, is_object_job, jobs_of, 
 from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import strange_queue
-from qd.errors import DeclarationError, Malformed, QdError, ServerRefused, SignatureRefused, UnknownParameters
+from qd.errors import DeclarationError, Malformed, ServerRefused, SignatureRefused
 from qd.jobs.versions import NEWER
 from qd.log import cut
 from qd.options.kinds import did_you_mean
@@ -38,6 +38,7 @@ from qd.store import controls, masters, schedule
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore
 from qd.store.masters import MasterReport
+from qd.worker.outcome import misfit
 
 OBEYED = 60.0  # seconds a restart may take: running jobs finish first
 NAMED = 5  # entries that a line names
@@ -225,7 +226,8 @@ def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None
                 continue
             if signing is not None:
                 signing.check(payload)
-            if why := misfit(app, payload):
+            declared = app._registry.get(payload.job) if app is not None else None
+            if declared is not None and (why := misfit(declared, payload)):
                 unfit.setdefault(why, place)
             names.setdefault((payload.job, payload.job_version), place)
         except Malformed:
@@ -253,20 +255,6 @@ def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None
         fact = f"{why} (a job {place}): it fails after unroutable_ttl"
         yield fail(what, fact, "deploy the code that has this parameter, or correct the program that sends the job")
     yield from php(queue, sample)
-
-
-def misfit(app: Qd | None, payload: Payload) -> str:
-    """Why a worker of this app puts it back although it knows the job; "" if it does not."""
-    declared = app._registry.get(payload.job) if app is not None else None
-    if declared is None or payload.job_version != declared.version or declared.options.encrypted:
-        return ""
-    try:
-        declared.decode(bytes(payload.data))
-    except UnknownParameters as error:
-        return str(error)
-    except QdError:
-        pass  # a worker fails it
-    return ""
 
 
 def php(queue: str, sample: Sample) -> Iterator[Finding]:
