@@ -96,6 +96,12 @@ def stack_of(stack: str, thread: int, home: str = HOME) -> str:
     return _cut(stack.rstrip().rpartition(head)[2].partition("\n\n")[0], home)
 
 
+def crash_stack(written: str) -> str:
+    """The stack of the thread that has crashed, cut in the same way: a part of the last note. "" if there is none."""
+    _, found, note = written.rpartition("Fatal Python error")
+    return _cut(note.partition("\n\n")[2].partition("\n\n")[0].rstrip(), HOME) if found else ""
+
+
 def crashed_on_loop(stack: str, home: str = HOME) -> bool:
     """Whether the last note of a fault handler is about the thread with the event loop of a ConcurrentWorker. A very deep
     stack does not tell."""
