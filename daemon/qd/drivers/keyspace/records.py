@@ -52,8 +52,8 @@ from qd.drivers.types import (
     NewBatch,
     Spot,
 )
-from qd.errors import BatchFinished, ConnectionLost, Malformed, ServerRefused, WrongType, unknown_batch
-from qd.payload.format import read
+from qd.errors import BatchFinished, ConnectionLost, ServerRefused, WrongType, unknown_batch
+from qd.payload.format import readable
 from qd.payload.reservation import split_mark
 from qd.process.shield import shield
 
@@ -90,9 +90,7 @@ class KeptJobs(Records):
         """The jobs whose payloads contain the word."""
         for spot, kind, key in PLACES:
             for text, position in self._containing(key(queue), word, kind) if spot in spots else ():
-                try:
-                    payload = read(text.partition(b"\n")[2] if spot == "failed" else text)
-                except Malformed:
+                if (payload := readable(text.partition(b"\n")[2] if spot == "failed" else text)) is None:
                     continue
                 score = float(position) if spot in ("delayed", "running") else None
                 behind = int(position) if spot == "ready" else None
