@@ -322,12 +322,6 @@ class Signature:
             reason = self._why(name, error if "cut off" in str(error) else first, arrived=True)
             raise WrongType(f"{self.title}: argument {_short(name)} is of the wrong type: {reason}") from None
 
-    def resolve(self) -> None:
-        """Evaluate the types now. Raises DeclarationError naming the parameter."""
-        if not self._settled:
-            self._settle()
-        self._fast()
-
     def check(self) -> None:
         """Raises DeclarationError for a type that cannot be sent. A type that is not defined yet, or that the app may still
         provide or register a serializer for, is checked on first use."""
