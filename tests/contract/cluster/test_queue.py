@@ -287,7 +287,7 @@ def test_a_tick_sends_its_job_once_even_if_its_scheduler_is_killed(
     claim = Claim(name, "entry", b"", b"1 x y", 1, jobs[kind])
     monkeypatch.setattr(*INTERRUPTED[where], killed)
     with pytest.raises(Killed):
-        queue.ticks.take([claim])
+        queue.ticks.begin([claim])()
     revive(monkeypatch)
     assert queue.ticks.read(["entry"]) == [b"1 x y"]
     assert queue.connection.send(queue.connection.plain("HLEN", "qd:{ticks}:ends")) == 1
@@ -297,7 +297,7 @@ def test_a_tick_sends_its_job_once_even_if_its_scheduler_is_killed(
     )
     assert queue.sizes(name).ready == 1
     assert call(queue, "TTL", "qd:unique:shop:7") > 3500 or kind != "single"
-    assert queue.ticks.take([claim])[0].found == b"1 x y"
+    assert queue.ticks.begin([claim])()[0].found == b"1 x y"
 
 
 def test_a_tick_is_not_taken_while_the_node_of_its_queue_is_unreachable(
@@ -308,7 +308,7 @@ def test_a_tick_is_not_taken_while_the_node_of_its_queue_is_unreachable(
     claims = [Claim(each, each, b"", b"1 x y", 1, Outgoing(each, job(1))) for each in (name, other)]
     queue.ticks.read(["entry"])
     with node_down(cluster, name):
-        refused, taken = queue.ticks.take(claims)
+        refused, taken = queue.ticks.begin(claims)()
         assert (refused.refused is not None, refused.taken, taken.taken) == (True, False, True)
     assert queue.ticks.read([name, other]) == [b"", b"1 x y"]
 

@@ -94,10 +94,10 @@ def test_ticks_are_taken_once_and_their_jobs_sent(store: KeyspaceStore, observer
     plain = Claim("", "e1", b"", b"one", now - 1000)
     sends = Claim("a", "e2", b"", b"two", now - 1000, Outgoing("a", b"job"))
     early = Claim("", "e3", b"", b"three", now + 3_600_000)
-    assert [(each.taken, each.early) for each in ticks.take([plain, sends, early])] == [(True, False)] * 2 + [
+    assert [(each.taken, each.early) for each in ticks.begin([plain, sends, early])()] == [(True, False)] * 2 + [
         (False, True)
     ]
-    assert [each.found for each in ticks.take([plain, sends])] == [b"one", b"two"]
+    assert [each.found for each in ticks.begin([plain, sends])()] == [b"one", b"two"]
     assert observer.call("LRANGE", "app_queues:a", 0, -1) == [b"job"]
     assert ticks.read(["e1", "e2", "e3"]) == [b"one", b"two", b""]
     assert ticks.strange("a") == ""
@@ -111,7 +111,7 @@ def test_ticks_are_taken_once_and_their_jobs_sent(store: KeyspaceStore, observer
     ticks.forget(["e1", "e2"])
     observer.call("SET", "app_qd:ticks", "spoilt")
     assert "app_qd:ticks is a string and not a hash" in ticks.strange("a")
-    assert ticks.take([plain])[0].refused is not None
+    assert ticks.begin([plain])()[0].refused is not None
     observer.call("DEL", "app_qd:ticks")
 
 

@@ -267,9 +267,6 @@ TICK_CHUNK = 500  # maximum number of ticks in a script call
 
 
 class KeptTicks(Records):
-    def take(self, claims: Sequence[Claim]) -> list[Claimed]:
-        return self.begin(claims)()
-
     def begin(self, claims: Sequence[Claim]) -> Answers:
         groups = grouped([claim.queue for claim in claims], TICK_CHUNK)
         calls = [call_of(self.prefix, queue, claims, places) for queue, places in groups]
