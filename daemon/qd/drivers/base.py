@@ -112,9 +112,6 @@ class Batches(Protocol):
     def cancel(self, id: str) -> bool:
         """False: the batch was already cancelled or finished, or does not exist."""
 
-    def cancelled(self, id: str) -> bool:
-        """Cheap. False if the batch does not exist."""
-
     def state(self, id: str) -> BatchState | None:
         """None: the batch does not exist, or no longer."""
 

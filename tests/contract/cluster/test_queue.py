@@ -56,6 +56,7 @@ from qd.worker.connection import HeldJob, WorkerConnection
 from qd.worker.outcome import Back, Failed
 from qd.worker.queues import Rota
 from qd.worker.settle import Settlement
+from tests.contract.keyspace.test_batches import is_cancelled
 from tests.contract.keyspace.test_queue import job
 from tests.support.payloads import push_many
 from tests.support.servers.cluster import Cluster
@@ -323,7 +324,7 @@ def test_failed_jobs_are_sent_again_with_their_locks_and_their_batch(queue: Clus
     held = take(queue, a)
     call(queue, "HSET", "qd:job:id1", "status", "failed")
     assert queue.bury(held, b'{"id":"x"}', text, [Count("B", "u1", "failed", f"{a} {held.mark}")])
-    assert queue.batches.cancelled("B")
+    assert is_cancelled(queue.batches)
     store = FailedStore(keyspace_store(queue))
     (record,) = store.records([a])
     call(queue, "SET", "qd:unique:n", "another")
@@ -335,7 +336,7 @@ def test_failed_jobs_are_sent_again_with_their_locks_and_their_batch(queue: Clus
     assert call(queue, "GET", "qd:unique:n") == b"u1"
     assert 500 < call(queue, "TTL", "qd:unique:n") <= 600
     assert call(queue, "EXISTS", "qd:job:id1") == 0
-    assert not queue.batches.cancelled("B")
+    assert not is_cancelled(queue.batches)
 
 
 def test_reserving_a_unique_job_extends_its_lock(queue: ClusterQueue, three: list[str]) -> None:

@@ -81,9 +81,11 @@ def test_a_batch_is_created_extended_and_cancelled(store: KeyspaceStore) -> None
     assert state is not None
     assert (state.name, state.total, state.pending, state.failed) == ("import", 3, 3, 0)
     assert abs(state.created_at - store.now()) < 60
-    assert not batches.cancelled("B")
+    assert state.cancelled_at is None
     assert batches.cancel("B")
-    assert batches.cancelled("B")
+    state = batches.state("B")
+    assert state is not None
+    assert state.cancelled_at is not None
     assert not batches.cancel("B")
     assert batches.state("C") is None
 

@@ -216,9 +216,6 @@ class KeptBatches(Records):
     def cancel(self, id: str) -> bool:
         return bool(script("batch_cancel").call(self.space, self._keys(keys.batch(id))))
 
-    def cancelled(self, id: str) -> bool:
-        return self.space.call("HGET", *self._keys(keys.batch(id)), "cancelled_at") is not None
-
     def state(self, id: str) -> BatchState | None:
         return self.states([id])[0]
 
