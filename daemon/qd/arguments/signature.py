@@ -121,7 +121,7 @@ def _decimal(value: Decimal) -> str:
 
 class Signature:
     """The parameters of one job. Types are evaluated on first use: they may be defined below the job. `encode` and
-    `decode` raise DeclarationError if a type cannot be found or sent as JSON; `resolve` does so at once. parameters: those
+    `decode` raise DeclarationError if a type cannot be found or sent as JSON. parameters: those
     whose arguments are sent. extras: the parameters that are not sent as they are; None without any."""
 
     def __init__(
