@@ -98,15 +98,15 @@ MUTANTS = {
         "turn",
         {
             "  acked = redis.pcall('ZREM', KEYS[2], ARGV[9])\n": "  acked = 1\n",
-            "  acked = acked or redis.pcall('ZREM', KEYS[free + 2], ARGV[9])\n": "  acked = 1\n",
+            "  acked = acked or redis.pcall('ZREM', KEYS[acks_at + 2], ARGV[9])\n": "  acked = 1\n",
         },
     ),
     "a turn that reserves a second job": Mutant(
-        "turn", {"i ~= free and redis.pcall('HGET', KEYS[i + 5], owner)": "false"}
+        "turn", {"i ~= acks_at and redis.pcall('HGET', KEYS[i + 5], owner)": "false"}
     ),
     "a late turn that removes the owner of the next job": Mutant(
         "turn",
-        {"  if acked == 0 and redis.pcall('HGET', KEYS[free + 5], owner) ~= ARGV[9] then free = nil end\n": ""},
+        {"  if acked == 0 and redis.pcall('HGET', KEYS[acks_at + 5], owner) ~= ARGV[9] then acks_at = nil end\n": ""},
     ),
     "a turn with lanes that ignores the fence": Mutant(
         "lanes", {"if known and tonumber(known) > tonumber(ARGV[7]) then return {-2} end\n": ""}

@@ -255,6 +255,38 @@ def empty(app: Qd, *names: str) -> bool:
     return not any((*[size.ready + size.delayed + size.reserved for size in sizes], *ends))
 
 
+def test_the_beat_that_reaches_a_node_again_renews_its_leases(
+    partial_cluster: Cluster, app: Qd, jobs: Any, project: MakeProject
+) -> None:
+    """Not only a third of the lease later: a host that had not lost this node would reclaim its jobs meanwhile."""
+    cluster, (ends, _, _) = partial_cluster, jobs
+    found = {cluster.node_of(f"queues:{{{name}}}").port: name for name in "abcdefghijklmnop"}
+    keeps = cluster.node_of("qd:masters")
+    node = next(node for node in cluster.nodes if node is not keeps)
+    gone, here, lease = found[node.port], found[keeps.port], 60
+    shop = project(jobs=SHOP, url=cluster.url, config=f"retry_after = {lease}")
+    witness = Witness(shop)
+    work = shop.work("-w", "1", gone, here)
+    ends.using(queue=gone).dispatch("done")
+    eventually(lambda: seen(witness, "begun"), 30, what="the job")
+
+    def until() -> float:
+        with node.client() as client:
+            return float(client.text("ZRANGE", f"queues:{{{gone}}}:reserved", 0, 0, "WITHSCORES")[1])
+
+    before = until()
+    assert node.process is not None
+    node.process.send_signal(signal.SIGSTOP)
+    work.wait_line("redis.away", 30)
+    node.process.send_signal(signal.SIGCONT)
+    eventually(lambda: until() > before, 30, what="a renewed lease")
+    assert until() - before < lease / 3 - 1
+    witness.go()
+    eventually(lambda: empty(app, gone, here), 30, what="queues that are empty")
+    work.stop()
+    assert not work.matches("lease_lost|lease.expired|job.requeued")
+
+
 # --- workers killed during effects on other nodes
 
 

@@ -69,7 +69,7 @@ class RunningJob:
     """One attempt of a job.
 
     Attributes:
-        attempt: 1 = the first.
+        attempt: 1 = the first. A run whose worker died does not count.
         uuid: The same in every attempt and after a crash.
         mark: Identifies this attempt; "" in run().
         payload: The bytes of the payload; b"" in run().

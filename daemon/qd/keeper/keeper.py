@@ -231,8 +231,10 @@ class Keeper:
         return BeatRequest(self.context.token, report, self.lease, bool(seats), self._reclaims_until(), seats)
 
     def _to_renew(self, at: float) -> list[int]:
-        """The seats whose leases the next beat renews: at a third of the lease; at once after a connection is back."""
-        if at - self._renewed_at >= self.lease / 3 - 0.6 or not self._connected_at:
+        """The seats whose leases the next beat renews: at a third of the lease; at once after a connection is back. While a
+        node is away, all the time: the first beat that reaches it again must renew."""
+        one_away = self.server_health.partly_away and not self._unrenewed
+        if at - self._renewed_at >= self.lease / 3 - 0.6 or not self._connected_at or one_away:
             self._renewed_at, self._unrenewed = at, self._seats()
         seats, self._unrenewed = self._unrenewed[:RENEWED], self._unrenewed[RENEWED:]
         return seats

@@ -135,7 +135,7 @@ class Master:
         self.state.keeper.kill()
         deadline = time.monotonic() + 2.0  # a process that SIGKILL has not ended by then hangs in the kernel
         while (codes.leaving or children.workers) and time.monotonic() < deadline:
-            if self.reports.one() is None:
+            if self.reports.reap_one() is None:
                 self.state.mailbox.wait(QUICK)
         self.state.mailbox.leave()
         self.status.remove_liveness()

@@ -118,11 +118,11 @@ class Reports:
     # -- ends
 
     def reap(self) -> None:
-        while (death := self.one()) is not None:
+        while (death := self.reap_one()) is not None:
             if isinstance(death, Death):
                 self._worker_ended(death)
 
-    def one(self) -> Death | int | None:
+    def reap_one(self) -> Death | int | None:
         """The next ended child: a worker's Death, or the pid of another; None when none has ended."""
         state, pid = self.state, fork.ended()
         if pid is None:

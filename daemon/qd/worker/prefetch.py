@@ -105,7 +105,7 @@ class PrefetchConnection(LaneConnection):
 
     def _turn(self, turn: LaneTurn) -> LaneReply:
         slot, sent_at = self.slot, boottime_ns()
-        self._keep_held()
+        self._give_up_held()
         slot[W.HELD_AT] = 0
         slot[W.LANES] = max(slot[W.LANES], len(turn.lanes))
         reply = self.exchange(turn._replace(back=self.back))
@@ -152,7 +152,7 @@ class PrefetchConnection(LaneConnection):
         super().finish(job)
         self.slot.words[W.PROOF] = self.board.proof_of(self.started)
 
-    def _keep_held(self) -> None:
+    def _give_up_held(self) -> None:
         """Nothing that is held now will start."""
         self.back += self.held
         self.held.clear()
@@ -165,7 +165,7 @@ class PrefetchConnection(LaneConnection):
 
     def broke(self, error: Exception) -> None:
         super().broke(error)
-        self._keep_held()
+        self._give_up_held()
         if self.back:
             self.slot[W.HELD_AT] = 1  # long ago: the keeper puts them back if it reaches the server
 
@@ -175,7 +175,7 @@ class PrefetchConnection(LaneConnection):
 
     def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], object]) -> None:
         """Ack what has finished and put back what has not started, in one call."""
-        self._keep_held()
+        self._give_up_held()
         while not self.settled:
             try:
                 if self.unsure:

@@ -191,7 +191,7 @@ class Settlement:
         self.keeps, self.most, url = settings.failed.enabled, settings.max_payload, settings.failed.database
         self.copier = Copier(url, connection.queue.settings.name, self.queue, self.log) if url else None
         self.notify: Callable[[Reserved], None] = self._notify
-        self._untouched = partial(self._give_back, back=UNTOUCHED)
+        self._untouched = partial(self._release, back=UNTOUCHED)
         self._buried: tuple[dict[str, object], bytes] | None = None
 
     def settle(self, held: HeldJob, outcome: Outcome, took: float) -> None:
@@ -252,14 +252,12 @@ class Settlement:
     ) -> bool:
         """False: the lease was lost. unsaved: a checkpoint that the server does not have yet."""
         if isinstance(outcome, Back):
-            return self._give_back(job, outcome, unsaved, effects)
+            return self._release(job, outcome, unsaved, effects)
         if isinstance(outcome, Failed):
             return self._bury(job, outcome, unsaved, effects)
         return self.queue.ack(job, effects)
 
-    def _give_back(
-        self, job: Reserved, back: Back, unsaved: bytes | None = None, effects: Sequence[Effect] = ()
-    ) -> bool:
+    def _release(self, job: Reserved, back: Back, unsaved: bytes | None = None, effects: Sequence[Effect] = ()) -> bool:
         payload = read(job.member)
         attempts = payload.attempts if back.spends else payload.attempts - 1
         text = _saved(job, unsaved)

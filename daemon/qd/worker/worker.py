@@ -224,6 +224,7 @@ class BaseWorker:
         words = self.slot.words
         fails = fails_when_killed(limits, payload)
         words[W.FAILS] = fails
+        # For the keeper, if this attempt is killed for its timeout.
         words[W.BACKOFF_MS] = 0 if fails else round(backoff(limits, payload.attempts, LUCK.random()) * 1000)
         words[W.TURN] = self._turn  # after FAILS, which belongs to TURN
         words[W.JOB_AT] = self._began = now()

@@ -175,7 +175,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "a slower and slower start": [("qd.master.children", replaced("BootBackoff.fell", never(0.0)))],
     "ask after a broken call": [("qd.worker.connection", replaced("WorkerConnection.broke", sure))],
     "one job a worker": [
-        (SCRIPTS, script_without("turn", "i ~= free and redis.pcall('HGET', KEYS[i + 5], owner)", "false"))
+        (SCRIPTS, script_without("turn", "i ~= acks_at and redis.pcall('HGET', KEYS[i + 5], owner)", "false"))
     ],
     "a lock is its job's": [(SCRIPTS, script_without("hold", "elseif places[i] ~= owner then", "else"))],
     "a window that slides": [

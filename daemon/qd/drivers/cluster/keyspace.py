@@ -258,8 +258,7 @@ def beat(client: ClusterClient, its: Script, names: Names, args: Args) -> list[A
     places, beats = [place_of(client, real[0]) for real in queues], list[Item]()
     for real, place in zip(queues, places, strict=True):
         none = real[0] + ":none"  # the shared keys do not exist there
-        renews = int(renew) or int(place not in state.since)
-        words = [token, "", lease, renews, state.until(place, until, lease), *rest]
+        words = [token, "", lease, renew, state.until(place, until, lease), *rest]
         beats.append(client.at(its, [none, none, none, keys.cancelled(real[0]), *real], words))
     homes = [client.names.real(names[0][: -len("restart")] + "ticks:ends")] if queues else []
     homes += [keys.ends(real[0]) for real in queues]

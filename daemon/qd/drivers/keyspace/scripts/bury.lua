@@ -1,8 +1,7 @@
 -- Move a reserved job into the failed store, in one step, and keep the store within its limits.
 -- KEYS reserved, owners, failed, failed_at, those of effects
--- ARGV owner, payload as reserved, id, record (one line of JSON), raw payload, maximum of records ('' for any number), seconds
---      to
---      keep them, maximum of their bytes, effects
+-- ARGV owner, payload as reserved, id, record (one line of JSON), raw payload, maximum of records ('' for any number),
+--      seconds to keep them, maximum of their bytes, effects
 -- Returns 1, or 0 if the lease was lost: then nothing is added.
 redis.call('HDEL', KEYS[2], '') -- the first write deletes: see turn.lua
 local mine = redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[2]

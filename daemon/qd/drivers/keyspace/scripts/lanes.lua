@@ -187,7 +187,7 @@ end
 local next_at = 0 -- of the queue behind the one that is looked at
 
 local function take()
-  local found = exceptions()
+  local found = paused_or_suspects()
   while next_at < #KEYS do
     local i = next_at
     next_at = next_at + EACH

@@ -1,4 +1,4 @@
--- Which ready payload a worker takes, put in front of turn.lua. A Laravel object job is for PHP only and is not touched: if qd
+-- Which ready payload a worker takes, put in front of turn.lua and lanes.lua. A Laravel object job is for PHP only and is not touched: if qd
 -- took it and handed it back, qd would take it again as soon as it is due, while a PHP worker polls only every few seconds
 -- (--sleep) and would never see it.
 

@@ -1,9 +1,9 @@
--- The reservation's fields in a payload (the unit), put in front of take.lua. cjson is not used: it would turn [] into {} and
+-- The reservation's fields in a payload (the unit), inside the function of rarely.lua. cjson is not used: it would turn [] into {} and
 -- cut numbers at 14 digits. The unit replaces Laravel's top-level "attempts":
---   "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.PLACE.TURN.N"
+--   "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SEAT.TURN.N"
 -- A job's checkpoint comes after it (checkpoint.lua) and is not part of it. In JSON the text "attempts" before a colon is a key
 -- unless a backslash precedes its quote; only its depth must be determined.
---   fresh_text   the usual payload, as Laravel and qd push it
+--   fresh_text   the usual payload, as Laravel and qd push it (fresh.lua)
 --   other_text   any other; gathered() if another program has rewritten it
 -- Both return the new payload, its mark, where the reserve wrote (from 0), how many bytes, and which bytes it replaced, so that
 -- the pushed bytes can be restored. nil: not an object, or attempts is not a count.

@@ -1,4 +1,4 @@
--- Taking jobs with a lock or a key, put in front of take.lua. Locks and entries are named in the payload, so they are not KEYS.
+-- Taking jobs with a lock or a key, inside the function of rarely.lua. Locks and entries are named in the payload, so they are not KEYS.
 --   "unique":"NAME"       its lock is renewed from now on; a lock until the start is freed later, after the middleware
 --   "key":"ISSUE NAME"    its entry under NAME. If the entry has the same issue, the job is taken and can no longer be moved or
 --                         cancelled, and the payload says "taken". If not, it was moved or cancelled, and is dropped

@@ -4,7 +4,7 @@
 local acked, found
 if ARGV[8] == '1' then
   acked = redis.pcall('ZREM', KEYS[2], ARGV[9])
-  found = acked == 1 and ARGV[10] == '' and exceptions() or nil
+  found = acked == 1 and ARGV[10] == '' and paused_or_suspects() or nil
   local p = found == 0 and redis.pcall('LINDEX', KEYS[1], 0)
   if type(p) == 'string' and string.sub(p, -27) == ',"attempts":0,"delay":null}' and string.byte(p) == 123
     and string.byte(p, #p - 67) ~= 125 and string.byte(p, #p - 71) ~= 125 -- see may_be_tied
