@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from qd.process import proc
+
 LATELY = 10.0  # seconds a large process may take to end
 EACH = 1.0  # seconds between two routine checks
 GROUPS = Path("/sys/fs/cgroup")
@@ -59,18 +61,10 @@ class OomKills:
 
 
 def places() -> Iterator[Path]:
-    """Files that may have the counter: of the own group (v2, v1), of the container's root, of the whole host."""
-    try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        groups = []
-    for line in groups:
-        number, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if number == "0" and not controllers:
-            yield from (top / path.lstrip("/") / "memory.events" for top in (GROUPS, GROUPS / "unified"))
-        elif "memory" in controllers.split(","):
-            yield GROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
-    yield from (GROUPS / "memory.events", GROUPS / "memory" / "memory.oom_control", Path("/proc/vmstat"))
+    """Files that may have the counter: of the own group (v2, v1), of those above it, of the whole host."""
+    for group in proc.groups(proc.text("/proc/self/cgroup"), GROUPS, "memory"):
+        yield from (group / "memory.events", group / "memory.oom_control")
+    yield Path("/proc/vmstat")
 
 
 def count_in(file: Path) -> int | None:
