@@ -15,6 +15,7 @@ checked before the first worker and by `qd doctor`.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 VERSION = 1  # of qd's tables; `qd migrate` and the start of `qd work` report another one
 LONGEST = 200  # bytes of a name, field or member that is its own key
+PROBE = b"qd:probe:"  # a name that only its own transaction sees
+PAGES = 16_000  # bytes that do not fit into a page of PostgreSQL
 SECOND = 1_000_000  # of the columns, and of the clock, that count microseconds
 
 
@@ -297,8 +300,12 @@ def check_rights(connection: DatabaseConnection, jobs_table: str) -> None:
 
 
 def check_writes(connection: DatabaseConnection) -> None:
-    """Raises the server's error if it accepts no writes now (a standby). Nothing is changed."""
-    connection.execute(sql.delete(names).where(NONE)).close()
+    """Raises the server's error if it accepts no writes now (a standby, a full disk). Nothing is changed: a row that needs
+    pages of its own is inserted and deleted in one transaction. SQLite finds a full disk at the commit of another row."""
+    row = {"name": PROBE + os.urandom(8), "kind": "string", "size": 1, "value": os.urandom(PAGES)}
+    with connection.transaction():
+        connection.execute(names.insert(), row).close()
+        connection.execute(sql.delete(names).where(names.c.name == row["name"])).close()
 
 
 def touching(table: sql.Table) -> Iterator[sql.Executable]:
