@@ -214,6 +214,7 @@ class H:
     MASTER_AT = 18  # master: moment of its last turn, 0 before the first
     SCHEDULER = 19  # master: 1 while it wants a scheduler
     SUSPECTS_AT = 20  # worker: moment at which a worker last ran a suspect
+    RECORDED_CRASHES = 24  # keeper: what keeper/report.py has recorded of CRASHES
     ALLOWED = 28  # keeper: with the 15 words after it; see set_open_queues
     CRASH_LOOPS = 44  # master: count of deaths in a crash loop
     # keeper: what keeper/report.py has recorded of FORKED_AT, CRASH_LOOPS and the lost leases
