@@ -301,7 +301,7 @@ def check_rights(connection: DatabaseConnection, jobs_table: str) -> None:
 
 def check_writes(connection: DatabaseConnection) -> None:
     """Raises the server's error if it accepts no writes now (a standby, a full disk). Nothing is changed: a row that needs
-    pages of its own is inserted and deleted in one transaction. SQLite finds a full disk at the commit of another row."""
+    pages of its own is inserted and deleted in one transaction."""
     row = {"name": PROBE + os.urandom(8), "kind": "string", "size": 1, "value": os.urandom(PAGES)}
     with connection.transaction():
         connection.execute(names.insert(), row).close()
