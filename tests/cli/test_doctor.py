@@ -818,6 +818,13 @@ def test_other_versions_old_code_root_and_silence(shop: Project, redis: Client) 
     one = [line.value for line in lines if line.what == "master mail@app-1"]
     assert one[0].startswith("pid 411 is qd 0.0.1, this is ")
     assert re.fullmatch(r"pid 411 runs code from before the `qd restart` of 5m( \d+s)? ago", one[1])
+    why = {"refused": "ImportError: no x; fix it", "refused_at": now - 299}
+    report(redis, "T1", **expected | {"version": __version__}, **why, booted_at=now - 400, seen_at=now + 600)
+    (refused,) = [line for line in doctor(shop).lines if line.what == "master mail@app-1"]  # not to be restarted
+    assert re.fullmatch(
+        r"pid 411 refused new code [45]m( \d+s)? ago and runs the old: ImportError: no x", refused.value
+    )
+    assert refused.fix == "fix it"
     (root,) = [line for line in lines if line.what == "root"]  # once, whether or not the tests run as root
     assert root.value == "these masters run as root, and so do their jobs: mail@app-1 (pid 411)"
     (silent,) = [line for line in lines if line.what == "master mail@app-2"]
