@@ -273,6 +273,18 @@ def test_an_unreachable_server(shop: Project) -> None:
     assert found.line("health --live").sign == "ok"
 
 
+def test_a_server_that_hangs_is_not_to_be_started(project: Make) -> None:
+    with Server() as own:
+        assert own.process is not None
+        own.process.send_signal(signal.SIGSTOP)  # it is killed at the end
+        found = doctor(project(url=own.tcp_url))
+    line = found.line("redis.answers")
+    assert (found.code, line.sign) == (69, "fail")
+    assert line.value.endswith("broke: no answer in time (2 s)")
+    assert line.fix.startswith("it accepts connections and does not answer: it hangs, swaps, or runs a slow command; ")
+    assert "slowlog" in line.fix
+
+
 def test_a_configuration_error_takes_precedence_over_an_unreachable_server(shop: Project) -> None:
     use_url(shop, f"redis://127.0.0.1:{free_port()}/0")
     shop.jobs("app = 1 / 0")

@@ -157,7 +157,8 @@ def of_refused_code(state: State) -> Iterator[tuple[str, str]]:
 
 def refused_code(master: MasterReport, now: float) -> tuple[str, str]:
     reason, _, way = master.refused.rpartition("; ")
-    return f"refused new code {ago(max(0.0, now - (master.refused_at or now)))} and runs the old: {reason}", way
+    when = "" if master.refused_at is None else f" {ago(max(0.0, now - master.refused_at))}"
+    return f"refused new code{when} and runs the old: {reason}", way
 
 
 def silent(master: MasterReport, slot: int) -> str:

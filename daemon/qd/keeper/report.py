@@ -113,8 +113,7 @@ class Report:
 
     def _refusal(self) -> dict[str, object]:
         at = self.board.header(H.REFUSED_AT)
-        known = at and self._offset is not None
-        return {"refused": self.board.refusal() if known else "", "refused_at": self._unix(at) if known else None}
+        return {"refused": self.board.refusal() if at else "", "refused_at": self._since(at)}
 
     def _of(self, role: Role) -> list[Slot]:
         """Without children that are not born yet: their pid is 0, and a kill of pid 0 would hit the caller's own group."""
@@ -175,7 +174,7 @@ class Report:
         }
 
     def _since(self, moment: int) -> float | None:
-        """When a job or run began. None: the server's clock is not known yet."""
+        """When something began. None: not at all, or the server's clock is not known yet."""
         return self._unix(moment) if moment and self._offset is not None else None
 
 

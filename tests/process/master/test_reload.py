@@ -234,7 +234,7 @@ def test_refused_code_is_reported_until_a_reload_succeeds(shop: Project, redis: 
     assert (result.returncode, result.stdout.partition(" runs the old: ")[2]) == (1, f"{error}; {way}\n")
     work.child("qd: keeper").kill()
     eventually(lambda: report()["keeper_restarts"] == 1)
-    assert report()["refused"] == f"{error}; {way}"
+    assert report()["refused"] == f"{error}; {way}"  # in its first report, too
     shop.jobs(version("two"))
     assert shop.qd("restart", "--rolling", "--wait", "1h").returncode == 0
     assert (report()["refused"], report()["refused_at"]) == ("", None)
