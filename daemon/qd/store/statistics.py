@@ -142,7 +142,8 @@ def _depths(fields: Mapping[str, bytes]) -> dict[Name, Depth]:
 
 
 class Rate(NamedTuple):
-    """Per minute, over the last minutes. wait_p95, run_p95: seconds; None: no job was started, or none ended."""
+    """Per minute, over the last minutes. wait_p95, run_p95: seconds; None: no job was started, or none ended. ended: how many
+    jobs, not per minute."""
 
     enters: float = 0.0
     leaves: float = 0.0
@@ -151,6 +152,7 @@ class Rate(NamedTuple):
     eta: float | None = None
     wait_p95: float | None = None
     run_p95: float | None = None
+    ended: int = 0
 
 
 class Point(NamedTuple):
@@ -230,10 +232,11 @@ class History:
             total, held = summed(added.get(place, ())), depths.get(place, [(0, 0)])
             (first, before), (last, now) = held[0], held[-1]
             growth = (now - before) / (last - first) if last > first else 0.0
-            leaves = (total.done + total.failed + total.cancelled) / length
+            ended = total.done + total.failed + total.cancelled
+            leaves = ended / length
             eta = now / -growth * 60 if growth < 0 and now else None
             p95 = quantile(total.wait, 0.95), quantile(total.run, 0.95)
-            found[place] = Rate(max(0.0, leaves + growth), leaves, total.failed / length, growth, eta, *p95)
+            found[place] = Rate(max(0.0, leaves + growth), leaves, total.failed / length, growth, eta, *p95, ended)
         return found
 
 
