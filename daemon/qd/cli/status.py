@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_line, refusals
 from qd.cli.output import by_whom, fields
-from qd.cli.state import QueueLine, State, read_state, running, stale, unknown_queue
+from qd.cli.state import QueueLine, State, name_jobs, read_state, stale, unknown_queue
 from qd.config.settings import Settings
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.exit_codes import Exit
@@ -38,7 +38,7 @@ def status() -> int:
     found = context.settings()
     state = read_state(found)
     with suppress(ConnectionLost, ServerRefused):
-        name_jobs(found, state)
+        name_jobs(found, state.masters)
     if context.given().json:
         output.document(document(state))
     else:
@@ -46,15 +46,6 @@ def status() -> int:
     for name, why in state.away.items():
         output.note(f"qd: the queues of connection {name} are unknown: {why}")
     return Exit.UNAVAILABLE if state.away else Exit.OK
-
-
-def name_jobs(found: Settings, state: State) -> None:
-    """Write the ids of running jobs into the reports of their workers."""
-    jobs = running(found, state.masters)
-    for master in state.masters:
-        for worker in master.workers:
-            own = (job for job in jobs.get((master.token, worker.slot), ()) if job.display == worker.job)
-            worker.job_id = next((job.id or job.uuid for job in own), None)
 
 
 @click.command()
