@@ -18,7 +18,7 @@ from qd.store.statistics import Place, Rate
 
 STUCK = 10.0  # seconds in which nothing was taken from a queue with jobs
 UNTAKEN = 60.0  # seconds a job for PHP may wait, if no master reports since when
-CRASHES, WITHIN = 5, 30.0  # this many workers of one master in this many seconds
+CRASHES, WITHIN = 5, 60.0  # this many workers of one master in this many seconds; `qd alerts` must see it in two checks
 REPLACED, APART = 5, 60.0  # keepers of one master, and the mean seconds between them
 UNSCHEDULED = 5.0  # seconds without a scheduler where one is wanted; it is replaced within one
 FULL = 0.8  # part of the failed store's limits; above it there is a warning
@@ -134,7 +134,7 @@ def of_master(master: MasterReport, state: State) -> Iterator[Reason]:
         yield Reason("hung-master", f"{who}: {hung(master)}", master=title)
     crashed = [at for at in master.crashes if state.now - at <= WITHIN]
     if len(crashed) >= CRASHES:
-        fact = f"{len(crashed)} workers crashed in the last {duration(WITHIN)}; see `worker.died` in its log"
+        fact = f"{len(crashed)} workers crashed in the last minute; see `worker.died` and `job.killed` in its log"
         yield Reason("crashes", f"{who}: {fact}", master=title)
     for slot in master.silent_workers:
         yield Reason("silent-worker", f"{who}: {silent(master, slot)}", master=title)
