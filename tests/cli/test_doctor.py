@@ -513,8 +513,18 @@ def test_a_newer_version_than_the_app_declares(shop: Project, redis: Client) -> 
 def test_an_unknown_php_class_is_left_to_php(shop: Project, redis: Client) -> None:
     push_raw(redis, make(r"App\Jobs\Report@fire", b"{}", created_at=just_now()))
     line = doctor(shop).line("queue default")
-    way = "it is a PHP class: stop serving this queue with qd, its PHP workers run it"
+    way = r"it is a PHP class: if PHP workers serve this queue, stop serving it with qd; else move the job to one of theirs"
+    way += r": `qd move default --to PHP-QUEUE --job 'App\Jobs\Report'`, or cancel it"
     assert (line.sign, line.fix) == ("fail", way)
+
+
+def test_a_php_class_that_is_almost_a_declared_name_is_still_called_one(shop: Project, redis: Client) -> None:
+    shop.jobs(JOBS.replace('"mail.welcome"', r'"App\\Jobs\\Both@fire"'))
+    push_raw(redis, make(r"App\Jobs\Bath@fire", b"{}", created_at=just_now()))
+    line = doctor(shop).line("queue default")
+    assert r"did you mean 'App\Jobs\Both@fire'?" in line.value.replace("\\\\", "\\")
+    assert "deploy the code that declares it" in line.fix
+    assert r"; or it is a PHP class: " in line.fix
 
 
 def test_an_unknown_name_that_is_very_long_is_cut(shop: Project, redis: Client) -> None:
@@ -553,7 +563,7 @@ def test_an_object_job_that_was_put_back_is_never_called_an_unknown_job(shop: Pr
     assert (found.code, line.sign) == (0, "warn")
     fact = "1 object job of Laravel was put back: qd never runs or fails such a job, only a PHP worker takes it"
     assert line.value == fact
-    assert line.fix.endswith(r"`qd move default --to QUEUE --job 'App\Jobs\Report'`")
+    assert line.fix.endswith(r"`qd move default --to PHP-QUEUE --job 'App\Jobs\Report'`")
     redis.call("DEL", "queues:default:delayed")
     redis.call("ZADD", "queues:default:delayed", 2_000_000_000, body % (b"2", b""))  # PHP's own delayed job
     assert doctor(shop).line("queue default").value == "1 delayed job checked"
@@ -594,7 +604,9 @@ def test_jobs_for_php_and_a_php_worker_on_the_same_queue(shop: Project, redis: C
     push_raw(redis, payload)
     line = doctor(shop).line("queue default")
     assert (line.sign, "which only a PHP worker takes" in line.value) == ("warn", True)
-    assert "queue:work --queue=default" in line.fix
+    assert line.fix.startswith(
+        "give each language its own queue; to move these: `qd move default --to PHP-QUEUE --job "
+    )
     redis.call("ZADD", "queues:default:reserved", 2_000_000_000, payload)
     line = doctor(shop).line("queue default")
     assert "a PHP worker works on it too: it fails and deletes string jobs that it does not know" in line.value

@@ -126,9 +126,13 @@ def test_pauses_and_maintenance_are_causes_with_their_reason(qd: Run, app: Qd, r
 
 
 def test_an_object_job_of_laravel_waits_for_php(qd: Run, redis: Client) -> None:
-    report(redis, workers=[WORKER])
     push_laravel(redis, r"Illuminate\Queue\CallQueuedHandler@call", queue="mail", id="php")
     assert causes(qd, "php") == ["php"]
+    assert "qd move" not in done(qd("why", "php"))
+    report(redis, workers=[WORKER])
+    assert r"; move it: `qd move mail --to PHP-QUEUE --job 'Illuminate\Queue\CallQueuedHandler@call'`" in done(
+        qd("why", "php")
+    )
 
 
 def test_the_job_of_a_php_class_waits_for_php_unless_qd_serves_its_queue(qd: Run, redis: Client) -> None:
@@ -156,7 +160,11 @@ def test_a_php_class_that_qd_has_put_back_is_named(qd: Run, redis: Client, delay
     assert "PHP" not in done(qd("why", "id-1")).splitlines()[0]
     redis.call("DEL", "queues:mail:delayed")
     delayed(held=held, job=r"App\Jobs\Report@fire")
-    way = "it is a PHP class: stop serving this queue with qd, its PHP workers run it"
+    assert "it is a PHP class" not in done(qd("why", "id-1"))  # it was moved to a queue of PHP
+    assert causes(qd, "id-1") == ["delayed", "php"]
+    report(redis, workers=[WORKER])
+    way = r"it is a PHP class: if PHP workers serve this queue, stop serving it with qd; else move the job to one of theirs"
+    way += r": `qd move mail --to PHP-QUEUE --job mail.welcome`"  # its displayName
     assert f"; if no Python code declares it, {way}" in done(qd("why", "id-1")).splitlines()[0]
 
 

@@ -14,7 +14,7 @@ import click
 from qd.cli import context, output
 from qd.cli.context import app_if_named
 from qd.cli.job import JobView, look_up, masters_of, where
-from qd.cli.output import by_whom, count, duration, quote, resuming
+from qd.cli.output import by_whom, count, duration, moving, quote, resuming
 from qd.cli.state import our_queues
 from qd.config.settings import Settings
 from qd.dispatch.results import CANCELLED, was_cancelled
@@ -101,7 +101,7 @@ def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Ite
             way = f"{resuming('job', spot.payload.job)} ends it"
             yield Finding("paused", f"job {spot.payload.job} is paused{by_whom(pause, seen.now)}; {way}")
         if not due and not (pause is not None and spot.payload.held):
-            yield from delayed(store, seen, spot)
+            yield from delayed(store, seen, spot, ours=spot.queue in our_queues(found, seen.connection, reports))
         if down is not None and spot.queue not in down.allow:
             yield Finding("down", f"maintenance mode{by_whom(down, seen.now)}; `qd up` ends it")
         closing = [*closed(found, store, seen, spot, reports, pauses)]
@@ -130,17 +130,18 @@ def lease(seen: JobView, spot: Found) -> str:
     return f"; ready again in {duration(left)}" if left > 0 else f"; its lease ended {output.ago(-left)}"
 
 
-def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Finding]:
+def delayed(store: KeyspaceStore, seen: JobView, spot: Found, *, ours: bool) -> Iterator[Finding]:
     payload, due = spot.payload, f"due in {duration((spot.score or 0.0) - seen.now)}"
     if payload.held and payload.is_laravel_object:
         return  # see closed()
-    if payload.held:
+    of_php = "\\" in payload.job
+    if payload.held and (ours or not of_php):  # else it was moved to a queue of PHP
         newer = f" in version {payload.job_version}" if payload.job_version > 1 else ""
         what = unfit(payload)
         if not what:
             what = f"no worker that took it knew '{payload.job}'{newer} or had its key, or its parameters do not fit"
             what += ", or it was paused; see `job.released` in the worker's log"
-        hint = f"; if no Python code declares it, {OF_PHP}" if "\\" in payload.job else ""
+        hint = f"; if no Python code declares it, {OF_PHP}: {moving(spot.queue, payload.display)}" if of_php else ""
         since = output.ago(seen.now - payload.held)
         yield Finding("unknown-job", f"it was put back: {what}, since {since}; {due}{hint}")
     elif limit := limit_of(store, payload.uuid or payload.id or ""):
@@ -200,7 +201,8 @@ def closed(
     if note := controls.paused(store, [queue]).get(queue):
         yield Finding("paused", f"queue {queue} is paused{by_whom(note, seen.now)}; `qd resume {quote(queue)}` ends it")
     if spot.payload.is_laravel_object:
-        yield Finding("php", "it is an object job of Laravel: only a PHP worker runs it")
+        way = f"; move it: {moving(queue, spot.payload.display)}" if ours else ""
+        yield Finding("php", f"it is an object job of Laravel: only a PHP worker runs it{way}")
     elif "\\" in spot.payload.job and not ours:
         yield Finding("php", f"it is the job of a PHP class, and no qd worker serves {queue}: a PHP worker runs it")
     elif not serving(seen, spot, reports):
