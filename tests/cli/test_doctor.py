@@ -359,7 +359,9 @@ def test_a_user_with_missing_command_rights(shop: Project, own: Server) -> None:
         use_url(shop, own.tcp_url.replace("//", "//narrow:pw@"))
         found = doctor(shop)
         line = found.line("redis.rights")
-        assert (found.code, line.value) == (1, "user narrow may not LREM, ZADD: workers cannot work")
+        fact = "user narrow may not LREM, ZADD: if workers use this user, they cannot work"
+        assert (found.code, line.value) == (1, fact)
+        assert line.fix.startswith("run qd doctor as the user of the workers; if this is it: ACL SETUSER narrow")
         assert (found.line("redis.info").sign, "INFO" in found.line("redis.info").value) == ("warn", True)
         run_fix(line.fix, client)
         assert doctor(shop).line("redis.rights").sign == "ok"

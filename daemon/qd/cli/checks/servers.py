@@ -45,6 +45,8 @@ QUEUE_KEYS = (
     keys.suspects,
 )  # fmt: skip
 IN_CONF = "and the same in redis.conf"
+IF_WORKERS = ": if workers use this user, they cannot work"
+AS_WORKER = "run qd doctor as the user of the workers; if this is it:"
 HINT = "`qd help acl` lists the rights that each kind of process needs"
 
 clock = time.time
@@ -103,8 +105,8 @@ def check_redis(connection: RedisConnection, where: str, facts: Facts, *, cluste
         way = f"name the authority with ssl_ca_certs=PATH, and remove {options} from the url"
         yield warn(f"{where}.tls", "its certificate is not checked: a man in the middle can read and change jobs", way)
     if not facts:
-        way = "ACL SETUSER ... +info +config|get for it, or run qd doctor with an operator's url"
-        yield warn(f"{where}.info", "this user may not call INFO: version, role, memory, persistence unknown", way)
+        fact = "this user may not call INFO, and workers need not: version, role, memory, persistence unknown"
+        yield warn(f"{where}.info", fact, "ACL SETUSER ... +info +config|get for it, or look at them as an admin")
         return
     yield version(where, facts)
     yield role(where, facts, clustered=clustered)
@@ -239,10 +241,11 @@ def check_rights(connection: RedisConnection, where: str, prefix: str, queues: S
     closed = [prefix + name for name in names if of_key(connection.call_many([("EXISTS", prefix + name)])[0])]
     if closed:
         text = f"user {user} may not touch {', '.join(closed[:3])}"
-        yield fail(what, text, f"ACL SETUSER {user} ~{prefix}queues:* ~{prefix}qd:*; {HINT}")
+        yield fail(what, text + IF_WORKERS, f"{AS_WORKER} ACL SETUSER {user} ~{prefix}queues:* ~{prefix}qd:*; {HINT}")
     elif missing:
-        text = f"user {user} may not {', '.join(word.upper() for word in missing)}: workers cannot work"
-        yield fail(what, text, f"ACL SETUSER {user} {' '.join('+' + word for word in missing)}; {HINT}")
+        text = f"user {user} may not {', '.join(word.upper() for word in missing)}"
+        words = " ".join("+" + word for word in missing)
+        yield fail(what, text + IF_WORKERS, f"{AS_WORKER} ACL SETUSER {user} {words}; {HINT}")
     else:
         yield ok(what, f"user {user} has all rights that workers need")
     scratch = f"{prefix}{keys.MASTERS}:doctor-{secrets.token_hex(4)}"
