@@ -706,7 +706,23 @@ def test_queues_with_another_prefix_are_found(shop: Project, redis: Client, key:
     found = doctor(shop, QD_REDIS_PREFIX="laravel_database_")
     assert "redis.prefix" not in {line.what for line in found.lines}
     redis.call("HSET", "laravel_database_qd:masters", "T1", "{}")  # of another app that uses qd
+    push(redis, "mail.welcome")
     assert "redis.prefix" not in {line.what for line in doctor(shop).lines}
+
+
+@pytest.mark.parametrize("prefix", ["laravel_database_", "xyz_", "shop_", ""])
+def test_if_nothing_has_the_prefix_those_that_others_have_are_named(shop: Project, redis: Client, prefix: str) -> None:
+    redis.call("HSET", "shop_database_qd:masters", "T1", "{}")
+    redis.call("RPUSH", "shop_database_queues:mail", "{}")
+    line = doctor(shop, QD_REDIS_PREFIX=prefix).line("redis.prefix")
+    fact = f"no queue and no master has the prefix '{prefix}', and others have 'shop_database_'"
+    assert (line.sign, line.value) == ("warn", fact)
+    for other in "abc":
+        redis.call("RPUSH", f"{other}_queues:mail", "{}")
+    assert doctor(shop, QD_REDIS_PREFIX=prefix).line("redis.prefix").value == f"{fact}, 'a_', 'b_', ..."
+    redis.call("HSET", f"{prefix}qd:masters", "T2", "{}")
+    redis.call("RPUSH", f"{prefix}queues:default", "{}")
+    assert "redis.prefix" not in {line.what for line in doctor(shop, QD_REDIS_PREFIX=prefix).lines}
 
 
 def test_a_misspelled_prefix_names_the_one_of_the_masters_and_not_a_leftover(shop: Project, redis: Client) -> None:

@@ -279,18 +279,28 @@ def prefixes(space: Keyspace, part: str) -> dict[str, set[str]]:
 
 def check_prefix(space: RedisConnection, name: str, prefix: str, queues: Sequence[str]) -> Iterator[Finding]:
     """Queues of a Laravel that writes another prefix: they have a name that is served here, or there are no others. A prefix
-    with masters belongs to another qd, or, if it is similar and nothing is under this one, is the right one."""
-    found = prefixes(space, "queues:")
+    with masters belongs to another qd, or, if nothing is under this one, may be the right one."""
+    found = {other: bodies for other, bodies in prefixes(space, "queues:").items() if not other.endswith("illuminate:")}
     ours = {body.partition(":")[0] for body in found.pop(prefix, ())}
-    near = "" if ours or not prefix else next(iter(close(prefix, [*found, *prefixes(space, keys.MASTERS)])), "")
-    if near and space.call_many([("EXISTS", prefix + keys.MASTERS)]) == [0]:
-        fact = f"no queue has the prefix '{prefix}', and there are keys of qd with '{near}'"
-        yield warn(f"{name}.prefix", fact, f'if it is misspelled, write prefix = "{near}" below [connections.{name}]')
-        return
+    if not ours and space.call_many([("EXISTS", prefix + keys.MASTERS)]) == [0]:
+        of_qd = sorted(prefixes(space, keys.MASTERS))
+        others = list(dict.fromkeys([*of_qd, *sorted(found)]))
+        if near := next(iter(close(prefix, others)), "") if prefix else "":
+            fact = f"no queue has the prefix '{prefix}', and there are keys of qd with '{near}'"
+            way = f'if it is misspelled, write prefix = "{near}" below [connections.{name}]'
+            yield warn(f"{name}.prefix", fact, way)
+            return
+        if of_qd or len(others) > 1:
+            some = ", ".join(f"'{other}'" for other in others[:3]) + (", ..." if len(others) > 3 else "")
+            fact = f"no queue and no master has the prefix '{prefix}', and others have {some}"
+            yield warn(
+                f"{name}.prefix", fact, f"if one of them is yours, write it as prefix below [connections.{name}]"
+            )
+            return
     for other, bodies in sorted(found.items()):
         there = sorted({body.partition(":")[0] for body in bodies})
         (masters,) = space.call_many([("EXISTS", other + keys.MASTERS)])
-        if other.endswith("illuminate:") or masters != 0:  # or not allowed
+        if masters != 0:  # or not allowed
             continue
         if not ours or not ours.isdisjoint(there) or not set(queues).isdisjoint(there):
             shown = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
