@@ -13,7 +13,7 @@ from qd import Qd
 from qd.cli import why
 from qd.payload.build import make
 from tests.cli.conftest import Run, document, done, report
-from tests.support.payloads import push_laravel
+from tests.support.payloads import push_laravel, store_failed_job
 from tests.support.project import MakeProject
 from tests.support.redis import Client
 from tests.support.servers.redis import Server
@@ -243,6 +243,15 @@ def test_an_overdue_job_has_the_causes_of_a_ready_one(qd: Run, redis: Client) ->
     report(redis, workers=[WORKER])
     assert causes(qd, "late") == ["queued"]
     assert "moves it to the end of mail" in done(qd("why", "late"))
+
+
+def test_a_failed_payload_that_is_no_job_is_found_by_the_id_of_its_record(qd: Run, redis: Client) -> None:
+    store_failed_job(redis, "x1aZ-09", raw=b"nonsense", error="Malformed", reason="not JSON", uuid=None, job=None)
+    assert (
+        done(qd("why", "x1aZ-09")) == "failed      in the failed store: Malformed: not JSON (qd failed show x1aZ-09)\n"
+    )
+    facts = document(qd("why", "x1aZ-09", "--json"))
+    assert (facts["cause"], facts["status"], facts["job"]) == ("failed", "failed", None)
 
 
 def test_running_ended_and_unknown_jobs(qd: Run, redis: Client) -> None:

@@ -13,18 +13,19 @@ import click
 
 from qd.cli import context, output
 from qd.cli.context import app_if_named
-from qd.cli.job import JobView, look_up, masters_of, where
+from qd.cli.job import JobView, look_up, masters_of, places, where
 from qd.cli.output import by_whom, count, duration, moving, quote, resuming
-from qd.cli.state import our_queues
+from qd.cli.state import known_queues, our_queues
 from qd.config.settings import Settings
 from qd.dispatch.results import CANCELLED, was_cancelled
 from qd.drivers.keyspace import keys
 from qd.drivers.types import Found
-from qd.errors import ConnectionLost, QdError
+from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.log import cut
 from qd.payload.format import OF_PHP, Payload, plain_name
 from qd.store import controls, fleet
 from qd.store.base import KeyspaceStore
+from qd.store.failed import FailedStore
 from qd.store.masters import MasterReport
 from qd.worker.outcome import misfit, unknown_job
 
@@ -58,19 +59,31 @@ def why(id: str) -> int:
     found = context.settings()
     reports = masters_of(found)
     seen = look_up(found, id, reports)
-    reasons = [UNKNOWN] if seen is None else list(findings(found, seen, reports))
+    reasons = [unread(found, id, reports) or UNKNOWN] if seen is None else list(findings(found, seen, reports))
     if context.given().json:
         output.document(explained(seen.id if seen else id, seen, reasons))
     else:
         for cause, text in reasons:
             output.say(f"{cause:<12}{cut(text, output.MOST_SHOWN)}")
-    return int(seen is None)
+    return int(reasons[0] is UNKNOWN)
+
+
+def unread(found: Settings, id: str, reports: list[MasterReport]) -> Finding | None:
+    """Of a failed payload that is no job: it has no id but that of its record."""
+    for place in places(found):
+        with suppress(ConnectionLost, ServerRefused):
+            store = FailedStore(context.store(found, place))
+            for queue in known_queues(found, place, reports):
+                for record in store.of_ids(queue, [id]):
+                    shown = f"(qd failed show {quote(id)})"
+                    return Finding("failed", f"in the failed store: {record.error}: {record.reason} {shown}")
+    return None
 
 
 def explained(id: str, seen: JobView | None, reasons: list[Finding]) -> dict[str, Any]:
     spot = seen.found if seen else None
     facts = {"schema": 1, "read_at": output.iso(seen.now if seen else None), "id": id, **reasons[0]._asdict()}
-    facts |= {"status": seen.status if seen else "unknown", "connection": seen.connection if seen else None}
+    facts |= {"status": seen.status if seen else reasons[0].cause, "connection": seen.connection if seen else None}
     facts |= {"queue": spot.queue if spot else None, "job": spot.payload.job if spot else None}
     facts["ahead"] = None if seen is None or (seen.ahead or 0) > MOST else seen.ahead
     facts["due_at"] = output.iso(spot.score) if spot and spot.spot == "delayed" else None
