@@ -216,6 +216,9 @@ def test_a_job_that_the_app_here_cannot_run_says_why(
         data={"to": "a"}, job_version=3
     )
     assert "no worker that took it knew 'mail.welcome' or had its key" in why(data={"to": "a"})
+    report(redis, workers=[WORKER])
+    said = why(job=r"App\Jobs\Report@fire")
+    assert (said.count("it is a PHP class"), said.count("`qd move mail --to PHP-QUEUE")) == (1, 1)
     redis.call("DEL", "queues:mail:delayed")
 
 

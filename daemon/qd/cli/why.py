@@ -154,7 +154,8 @@ def delayed(store: KeyspaceStore, seen: JobView, spot: Found, *, ours: bool) -> 
         if not what:
             what = f"no worker that took it knew '{payload.job}'{newer} or had its key, or its parameters do not fit"
             what += ", or it was paused; see `job.released` in the worker's log"
-        hint = f"; if no Python code declares it, {OF_PHP}: {moving(spot.queue, payload.display)}" if of_php else ""
+        fact = "" if OF_PHP in what else f"if no Python code declares it, {OF_PHP}: "
+        hint = f"; {fact}{moving(spot.queue, payload.display)}" if of_php else ""
         since = output.ago(seen.now - payload.held)
         yield Finding("unknown-job", f"it was put back: {what}, since {since}; {due}{hint}")
     elif limit := limit_of(store, payload.uuid or payload.id or ""):
