@@ -34,7 +34,7 @@ Write = Callable[[bytes], None]
 
 
 def to_stderr(line: bytes) -> None:
-    """Write the whole line, waiting for a slow reader. A closed stderr is ignored."""
+    """Write the whole line, or several, waiting for a slow reader. A closed stderr is ignored."""
     try:
         while line:
             line = line[os.write(2, line) :]

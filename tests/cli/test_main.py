@@ -22,6 +22,7 @@ from qd.config.settings import ConnectionSettings
 from qd.drivers.base import ClientIdentity
 from qd.drivers.redis.queue import RedisQueue
 from qd.errors import ConfigError, ConnectionLost, QdError
+from qd.process.fork import flush_output
 from tests.cli.conftest import Run, done
 from tests.support import warm
 from tests.support.network import TIME, FakeServer, always
@@ -433,11 +434,14 @@ def test_a_job_that_prints_to_a_full_stdout_fails(project: Projects, redis: Clie
     assert redis.call("HLEN", "queues:default:failed") == 1
 
 
-def test_output_is_flushed_even_without_a_usable_stdout() -> None:
+def test_output_is_flushed_even_without_a_usable_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
     """`manage.py qd ... >&-`: Python started without stdout, or with one that cannot be written to."""
     full = open("/dev/full", "w")  # noqa: SIM115  # its close() would fail too
     full.write("x")
-    output.flush((None, full))
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", full)
+    flush_output()
+    monkeypatch.undo()
     with contextlib.suppress(OSError):
         full.close()
 

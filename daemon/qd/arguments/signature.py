@@ -121,7 +121,7 @@ def _decimal(value: Decimal) -> str:
 
 class Signature:
     """The parameters of one job. Types are evaluated on first use: they may be defined below the job. `encode` and
-    `decode` raise DeclarationError if a type cannot be found or sent as JSON; `resolve` does so at once. parameters: those
+    `decode` raise DeclarationError if a type cannot be found or sent as JSON. parameters: those
     whose arguments are sent. extras: the parameters that are not sent as they are; None without any."""
 
     def __init__(
@@ -321,12 +321,6 @@ class Signature:
             # The first error is about the value that was sent; this one is about the repaired value.
             reason = self._why(name, error if "cut off" in str(error) else first, arrived=True)
             raise WrongType(f"{self.title}: argument {_short(name)} is of the wrong type: {reason}") from None
-
-    def resolve(self) -> None:
-        """Evaluate the types now. Raises DeclarationError naming the parameter."""
-        if not self._settled:
-            self._settle()
-        self._fast()
 
     def check(self) -> None:
         """Raises DeclarationError for a type that cannot be sent. A type that is not defined yet, or that the app may still

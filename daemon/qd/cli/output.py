@@ -22,7 +22,7 @@ import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -269,11 +269,3 @@ class Sink(io.FileIO):
                 with contextlib.suppress(OSError):
                     os.write(STDERR, line.encode())
             return memoryview(data).nbytes
-
-
-def flush(streams: Iterable[TextIO | None]) -> None:
-    """Before this process becomes another program. None: Python started without the descriptor."""
-    for stream in streams:
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.flush()

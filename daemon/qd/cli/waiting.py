@@ -26,10 +26,9 @@ from qd.dispatch.results import CANCELLED, was_cancelled
 from qd.drivers.base import Connector
 from qd.drivers.connections import gaps_of
 from qd.drivers.types import Found, Push, Spot, ends
-from qd.errors import Malformed
 from qd.options.kinds import queue_name
 from qd.payload.encryption import hidden
-from qd.payload.format import Payload, read, tags_of
+from qd.payload.format import Payload, readable, tags_of
 from qd.redaction import redact
 from qd.store.base import KeyspaceStore
 from qd.store.waiting import Place, Waiting, total, waiting
@@ -71,11 +70,7 @@ class Search:
     def __iter__(self) -> Iterator[Peeked]:
         for text, score in waiting(self.store, self.queue, self.place):
             self.looked += 1
-            try:
-                payload = read(text)
-            except Malformed:
-                payload = None
-            found = Peeked(payload, tags_of(text) if b'"tags"' in text else (), score)
+            found = Peeked(readable(text), tags_of(text) if b'"tags"' in text else (), score)
             if (self.job is None or fnmatchcase(found.name, self.job)) and (self.tag is None or self.tag in found.tags):
                 yield found
 
@@ -220,12 +215,10 @@ class Sweep:
         if wanted.limit is not None and tally.done >= wanted.limit:
             return None
         tally.looked += 1
-        try:
-            found = Found(queue, spot, job.text, read(job.text), job.score, behind)
-        except Malformed:
+        if (payload := readable(job.text)) is None:
             tally.unreadable += 1
             return False
-        payload = found.payload
+        found = Found(queue, spot, job.text, payload, job.score, behind)
         if (wanted.job is not None and not fnmatchcase(payload.display, wanted.job)) or was_cancelled(found):
             return False
         if wanted.older_than is not None and payload.createdAt is None:

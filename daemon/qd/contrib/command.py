@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from qd import config
-from qd.cli import output
 from qd.errors import ConfigError
 from qd.options.kinds import did_you_mean
+from qd.process.fork import flush_output
 
 
 def become_qd(words: Sequence[str], app: str, name: str) -> NoReturn:
@@ -31,7 +31,7 @@ def become_qd(words: Sequence[str], app: str, name: str) -> NoReturn:
     os.environ["_QD_COMMAND"] = name  # for hints
     os.environ["PYTHONPATH"] = os.pathsep.join(own_folders())
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as Django's own reloader does
-    output.flush((sys.stdout, sys.stderr))
+    flush_output()
     os.execv(sys.executable, [sys.executable, *flags, "-m", "qd", *words])
 
 

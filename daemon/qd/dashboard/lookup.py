@@ -14,7 +14,7 @@ from typing import get_args
 
 from qd.cli import batch, context, job, locks, output, waiting, why
 from qd.dashboard import pages
-from qd.dashboard.pages import SHOWN, Asked, Facts, Page, columns, cut, hidden, listed, masked, payload_of
+from qd.dashboard.pages import SHOWN, Asked, Facts, Page, columns, cut, hidden, listed, masked, of_one, payload_of
 from qd.dashboard.reader import Snapshot
 from qd.redaction import redact
 from qd.store.failed import record_of
@@ -64,17 +64,6 @@ def fits(each: waiting.Peeked, q: str) -> bool:
     """q: the beginning of an id or uuid, a part or pattern of the name, or a tag."""
     ids = (each.payload.id or "", each.payload.uuid or "") if each.payload else ()
     return q in each.name or q in each.tags or fnmatchcase(each.name, q) or any(id.startswith(q) for id in ids)
-
-
-def of_one(title: str, read: Callable[[str, Snapshot], Facts]) -> Page:
-    """The page of what `read` returns for an id, on the connection of its address."""
-
-    async def page(asked: Asked, now: Snapshot) -> Facts:
-        connection, id = asked.path["connection"], asked.path["id"]
-        facts: Facts = {"title": f"{title} {id}", "id": id, "connection": connection, "own": True}
-        return facts | await asked.poller.ask(partial(read, id, now), connection)
-
-    return page
 
 
 def one_batch(id: str, now: Snapshot) -> Facts:

@@ -7,8 +7,10 @@ A page that shows more than the snapshot is `own`: it reads for itself, and is n
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -20,13 +22,13 @@ from qd.cli.failed import pretty, source, value_of
 from qd.cli.schedule import entries as schedule
 from qd.cli.state import QueueLine, stale
 from qd.dashboard.charts import Line, Mark, chart, sparkline
-from qd.dashboard.reader import EVENTS, Poller, Snapshot, failed_jobs
+from qd.dashboard.reader import EVENTS, Poller, Snapshot
 from qd.drivers.connections import gaps_of
 from qd.errors import QdError
 from qd.payload import encryption
 from qd.redaction import redact
 from qd.store.audit import Entry
-from qd.store.failed import Record
+from qd.store.failed import Record, Wanted
 from qd.store.statistics import History, Name, Numbers, Point, Rate, middle_and_most
 from qd.store.waiting import Place
 
@@ -124,10 +126,8 @@ def jobs_of(connection: str, name: str, place: Place, job: str | None, at: int) 
         return {"refused": f"The jobs of this queue cannot be listed: {why}."}
     store = context.store(found, connection)
     jobs = [*islice(waiting.Search(store, name, place, job, None), at, at + SHOWN + 1)]
-    every, counts = waiting.Search(store, name, place, None, None), dict[str, int]()
-    for each in every:
-        counts[each.name] = counts.get(each.name, 0) + 1
-    mix = sorted(counts.items(), key=lambda pair: -pair[1])[:12]
+    every = waiting.Search(store, name, place, None, None)
+    mix = Counter(each.name for each in every).most_common(12)
     shown = [waiting.described(each, place) for each in jobs[:SHOWN]]
     for facts in shown:
         facts["arguments"] = hidden(facts["arguments"], found.dashboard.hide)
@@ -163,7 +163,9 @@ async def failed(asked: Asked, now: Snapshot) -> Facts:
 
 
 def failed_rows(job: str | None, error: str | None) -> list[Facts]:
-    connection = context.given().connection
+    """The newest ones with this name and exception, of the connection of this context."""
+    connection, at = context.given().connection, source((), changes=False)
+    wanted = Wanted(job, error, None, None, at.now)
     return [
         {
             "id": record.job_id,
@@ -172,20 +174,25 @@ def failed_rows(job: str | None, error: str | None) -> list[Facts]:
             "reason": record.reason.partition("\n")[0][:300],
         }
         | output.fields(record, "queue", "attempts", "failed_at", "death")
-        for record in failed_jobs(SHOWN, job, error)
+        for record in islice(at.store.records(at.queues, wanted), SHOWN)
     ]
 
 
-async def failure(asked: Asked, now: Snapshot) -> Facts:
-    connection, id = asked.path["connection"], asked.path["id"]
-    facts: Facts = {"title": f"Failed job {id}", "id": id, "connection": connection, "record": None, "own": True}
-    return facts | await asked.poller.ask(lambda: failure_of(id), connection)
+def of_one(title: str, read: Callable[[str, Snapshot], Facts]) -> Page:
+    """The page of what `read` returns for an id, on the connection of its address."""
+
+    async def page(asked: Asked, now: Snapshot) -> Facts:
+        connection, id = asked.path["connection"], asked.path["id"]
+        facts: Facts = {"title": f"{title} {id}", "id": id, "connection": connection, "own": True}
+        return facts | await asked.poller.ask(partial(read, id, now), connection)
+
+    return page
 
 
-def failure_of(id: str) -> Facts:
+def one_failure(id: str, now: Snapshot) -> Facts:
     at = source((), changes=False)
     if not (found := at.store.find(at.queues, [id])[id]):
-        return {}
+        return {"record": None}
     record = found[0]
     count, first = record.failures
     death = {key: value for key, value in (record.death or {}).items() if value}
@@ -282,7 +289,7 @@ PAGES: Mapping[str, tuple[str, Page]] = {
     "queues": ("/queues", queues),
     "queue": ("/queues/{connection}/{name:path}", queue),
     "failed": ("/failed", failed),
-    "failure": ("/failed/{connection}/{id:path}", failure),
+    "failure": ("/failed/{connection}/{id:path}", of_one("Failed job", one_failure)),
     "workers": ("/workers", workers),
     "schedule": ("/schedule", schedule_page),
     "metrics": ("/metrics", metrics),

@@ -168,9 +168,3 @@ class Poller:
         told = self.snapshot is None or self.snapshot.memory is not None  # each refused call is a line in ACL LOG
         facts = history.rates(), events, latency, server_memory(store.space) if told else None
         return Snapshot(number, time.time(), state, findings, history, *facts)
-
-
-def failed_jobs(limit: int, job: str | None, error: str | None) -> list[Record]:
-    """The newest failed jobs with this name and exception, of the connection of this context."""
-    at = source((), changes=False)
-    return list(islice(at.store.records(at.queues, Wanted(job, error, None, None, at.now)), limit))

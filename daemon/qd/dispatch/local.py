@@ -361,9 +361,6 @@ class MemoryBatches:
         kept.cancelled_at = time.time()
         return True
 
-    def cancelled(self, id: str) -> bool:
-        return id in self.kept and self.kept[id].cancelled_at is not None
-
     def state(self, id: str) -> BatchState | None:
         kept = self.kept.get(id)
         if kept is None:

@@ -174,7 +174,7 @@ class Batches:
     def __init__(self, queue: SyncQueue, shared: Shared) -> None:
         self._queue, self._shared = queue, shared
         kept = shared.batches
-        self.cancel, self.cancelled, self.state, self.failures = kept.cancel, kept.cancelled, kept.state, kept.failures
+        self.cancel, self.state, self.failures = kept.cancel, kept.state, kept.failures
 
     def send(self, batch: NewBatch, jobs: Sequence[Entry]) -> None:
         batches = self._shared.batches

@@ -24,7 +24,6 @@ from qd.drivers.types import (
     BeatReply,
     BeatRequest,
     Claim,
-    Claimed,
     Effect,
     Entry,
     Found,
@@ -113,9 +112,6 @@ class Batches(Protocol):
     def cancel(self, id: str) -> bool:
         """False: the batch was already cancelled or finished, or does not exist."""
 
-    def cancelled(self, id: str) -> bool:
-        """Cheap. False if the batch does not exist."""
-
     def state(self, id: str) -> BatchState | None:
         """None: the batch does not exist, or no longer."""
 
@@ -167,12 +163,9 @@ class Jobs(Protocol):
 class Ticks(Protocol):
     """The history of the schedule, one field per entry. Raises as Connector."""
 
-    def take(self, claims: Sequence[Claim]) -> list[Claimed]:
-        """Take ticks in one round trip. Each claim is one step: its field is set and its job sent, or neither. No field may
-        occur twice."""
-
     def begin(self, claims: Sequence[Claim]) -> Answers:
-        """Start take(); call the result for the answers. Other calls may begin in between."""
+        """Take ticks in one round trip; call the result for the answers. Other calls may begin in between. Each claim is one
+        step: its field is set and its job sent, or neither. No field may occur twice."""
 
     def read(self, fields: Sequence[str]) -> list[bytes]:
         """The value of each field; b"" if it does not exist."""

@@ -58,7 +58,7 @@ class NoBatches:
     """base.Batches whose jobs never run."""
 
     send = add = state = always(None)
-    cancel = cancelled = always(False)
+    cancel = always(False)
     failures = always(MappingProxyType({}))
 
 

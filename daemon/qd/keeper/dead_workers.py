@@ -33,7 +33,7 @@ from qd.keeper.recall import jobs_of
 from qd.keeper.servers import each_of
 from qd.log import Log, cut
 from qd.master.code import ChildContext
-from qd.payload.format import read
+from qd.payload.format import read, readable
 from qd.payload.reservation import Ending, answered, marks_of, split_mark, taken_alone, unstarted
 from qd.process import SLOTS, fork, proc
 from qd.process.channels import Order
@@ -386,10 +386,8 @@ def before_this(mark: str) -> int:
 
 def timed_out(member: bytes, mark: str, fails: bool) -> bytes:
     """Count the timeout as an exception, and mark whether it fails the job at the next reserve."""
-    try:
-        exceptions = read(member).exceptions + 1
-    except Malformed:
-        exceptions = None
+    payload = readable(member)
+    exceptions = None if payload is None else payload.exceptions + 1
     return answered(member, mark, exceptions=exceptions, ended=Ending.FAILS if fails else Ending.TIMED_OUT)
 
 
@@ -409,10 +407,8 @@ def death_of(slot: Slot, stack: str | None) -> dict[str, object]:
 
 def longer_lock(member: bytes, delay: float) -> tuple[Effect, ...]:
     """The next reserve renews the job's lock. If the job is delayed, the lock must last until then."""
-    try:
-        return put_back(read(member), delay) if delay else ()
-    except Malformed:
-        return ()
+    payload = readable(member) if delay else None
+    return () if payload is None else put_back(payload, delay)
 
 
 def died_here(master: MasterReport) -> bool:
@@ -425,8 +421,7 @@ def died_here(master: MasterReport) -> bool:
 
 def named(member: bytes) -> dict[str, object]:
     """The log fields `job` and `id`."""
-    try:
-        payload = read(member)
-    except Malformed:
+    payload = readable(member)
+    if payload is None:
         return {}
     return {"job": cut(payload.job), "id": cut(payload.id or payload.uuid or "") or None}

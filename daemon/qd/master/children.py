@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qd.master.postmortem import OomKills, crashed_on_loop, job_stack, stack_of
+from qd.master.postmortem import OomKills, crash_stack, crashed_on_loop, job_stack, stack_of
 from qd.process import SLOTS, fork, proc
 from qd.process.exit_codes import ORDERLY, Exit, ending
 from qd.process.scoreboard import L, Lane, Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
@@ -238,7 +238,8 @@ class Children:
         clean = slot[W.STATE] == SlotState.IDLE and code in ORDERLY
         verdict = None if clean or not worker.ready else worker.verdict or Verdict.CRASH
         job, queue = slot.job if began else "", slot.queue if began or worker.role is Role.SCHEDULER else ""
-        stack, running = self.stack(worker, blamed), len(lanes) or int(bool(began))
+        stack = crash_stack(self._written(worker, STACK)) if crashed else self.stack(worker, blamed)
+        running = len(lanes) or int(bool(began))
         oom = self.oom.killed(status) if worker.verdict is None else False
         counts = slot[W.JOBS], slot[W.DONE], slot[W.HANDED_BACK]
         death = Death(worker, status, verdict, job, queue, took, *counts, peak, stack, oom, running)

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from qd.process import proc
+
 LATELY = 10.0  # seconds a large process may take to end
 EACH = 1.0  # seconds between two routine checks
 GROUPS = Path("/sys/fs/cgroup")
@@ -59,18 +61,10 @@ class OomKills:
 
 
 def places() -> Iterator[Path]:
-    """Files that may have the counter: of the own group (v2, v1), of the container's root, of the whole host."""
-    try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        groups = []
-    for line in groups:
-        number, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if number == "0" and not controllers:
-            yield from (top / path.lstrip("/") / "memory.events" for top in (GROUPS, GROUPS / "unified"))
-        elif "memory" in controllers.split(","):
-            yield GROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
-    yield from (GROUPS / "memory.events", GROUPS / "memory" / "memory.oom_control", Path("/proc/vmstat"))
+    """Files that may have the counter: of the own group (v2, v1), of those above it, of the whole host."""
+    for group in proc.groups(proc.text("/proc/self/cgroup"), GROUPS, "memory"):
+        yield from (group / "memory.events", group / "memory.oom_control")
+    yield Path("/proc/vmstat")
 
 
 def count_in(file: Path) -> int | None:
@@ -94,6 +88,12 @@ def stack_of(stack: str, thread: int, home: str = HOME) -> str:
     """The part about one thread, cut in the same way. thread: its number, 0: the main thread, which comes last."""
     head = f"Thread 0x{thread:016x} " if thread else "\n\n"
     return _cut(stack.rstrip().rpartition(head)[2].partition("\n\n")[0], home)
+
+
+def crash_stack(written: str) -> str:
+    """The stack of the thread that has crashed, cut in the same way: a part of the last note. "" if there is none."""
+    _, found, note = written.rpartition("Fatal Python error")
+    return _cut(note.partition("\n\n")[2].partition("\n\n")[0].rstrip(), HOME) if found else ""
 
 
 def crashed_on_loop(stack: str, home: str = HOME) -> bool:

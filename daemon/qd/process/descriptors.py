@@ -25,10 +25,10 @@ def socket_of(raw: Any) -> int:
 Identity = tuple[int, int]  # device and inode
 
 
-def identity(fd: int) -> Identity | None:
-    """The identity of an open descriptor; None if it is closed."""
+def identity(file: int | str) -> Identity | None:
+    """The identity of an open descriptor, or of the file at a path; None if it is closed, or missing."""
     try:
-        found = os.fstat(fd)
+        found = os.fstat(file) if isinstance(file, int) else os.stat(file)
     except OSError:
         return None
     return found.st_dev, found.st_ino

@@ -38,7 +38,7 @@ def user_name() -> str:
 def boot_id() -> str:
     """An identifier of this boot of this host; "" if unknown, which must not be compared with another ""."""
     if LINUX:
-        return _text("/proc/sys/kernel/random/boot_id").strip()
+        return text("/proc/sys/kernel/random/boot_id").strip()
     import psutil  # Linux does without it
 
     return str(psutil.boot_time())
@@ -66,7 +66,7 @@ def start_time(pid: int) -> int | None:
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the state on; empty if it cannot be read."""
     # The program's name is in parentheses and may itself contain parentheses: split at the last one.
-    return _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def is_zombie(pid: int) -> bool:
@@ -120,7 +120,7 @@ def own_anon_bytes() -> int:
     except (OSError, ValueError, IndexError):
         # A job closed it, or the number refers to another file now: do not close that one, and open it again next time.
         _statm = (-1, -1)
-        words = _text("/proc/self/statm").split()
+        words = text("/proc/self/statm").split()
         return (int(words[1]) - int(words[2])) * PAGE if len(words) > 2 else 0
 
 
@@ -129,7 +129,7 @@ def rss_of(pid: int) -> int | None:
     if not LINUX:
         process = _start_and_memory(pid)
         return process and process[1]
-    fields = _text(f"/proc/{pid}/statm").split()
+    fields = text(f"/proc/{pid}/statm").split()
     return int(fields[1]) * PAGE if len(fields) > 1 else None
 
 
@@ -151,7 +151,7 @@ def cpus_granted() -> int:
     """The CPUs this process may use, by affinity and cgroup quota (v1, v2), rounded up; at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quota = _cpu_quota(_text("/proc/self/cgroup"), Path("/sys/fs/cgroup")) if LINUX else None
+    quota = _cpu_quota(text("/proc/self/cgroup"), Path("/sys/fs/cgroup")) if LINUX else None
     return max(1, min(count, math.ceil(quota)) if quota else count)
 
 
@@ -183,7 +183,7 @@ def groups(membership: str, mount: Path, controller: str) -> list[Path]:
 
 
 def _quota_in(group: Path) -> float | None:
-    v2, v1 = _text(group / "cpu.max"), [_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+    v2, v1 = text(group / "cpu.max"), [text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
     try:
         quota, period = (int(word) for word in v2.split() or " ".join(v1).split())
     except ValueError:  # "max 100000", or no such file
@@ -205,7 +205,7 @@ def thread_names() -> list[str]:
     except OSError:
         ids = [native for native in known if native is not None]
     others = [native for native in ids if native not in (main, os.getpid())]
-    names = [known.get(native) or _text(f"/proc/self/task/{native}/comm").strip() for native in others]
+    names = [known.get(native) or text(f"/proc/self/task/{native}/comm").strip() for native in others]
     return sorted(name for name in names if name)  # "": the thread has ended meanwhile
 
 
@@ -278,7 +278,7 @@ def oom_score_adj(value: int) -> bool:
 
 def die_before_parent(by: int) -> bool:
     """Make the OOM killer take this process before its parent, whatever the parent's score is."""
-    return oom_score_adj(min(1000, int(_text("/proc/self/oom_score_adj") or 0) + by))
+    return oom_score_adj(min(1000, int(text("/proc/self/oom_score_adj") or 0) + by))
 
 
 def _prctl(option: int, value: int) -> bool:
@@ -292,7 +292,7 @@ def _libc() -> Any:
     return ctypes.CDLL(None)
 
 
-def _text(path: str | Path) -> str:
+def text(path: str | Path) -> str:
     """The file's text; "" if it cannot be read for any reason, which means unknown, never gone."""
     try:
         with open(path, errors="replace") as file:

@@ -35,7 +35,7 @@ from setproctitle import setproctitle
 from qd import events
 from qd.app import Qd
 from qd.config.settings import Settings
-from qd.log import JobRecords, Log, WaitingLogWriter, cut, encodable
+from qd.log import JobRecords, Log, WaitingLogWriter, cut, encodable, to_stderr
 from qd.process import fork, proc
 from qd.process.exit_codes import signal_name
 from qd.redaction import redact
@@ -114,7 +114,7 @@ def forward_stderr(process: subprocess.Popen[bytes], pipe: int) -> bytes:
             part = os.read(pipe, 65536)
             if not part:
                 return last
-            write_all(part)
+            to_stderr(part)
             last = (last + part)[-KEPT:]
         elif process.poll() is not None:
             forward_rest(pipe)
@@ -127,17 +127,11 @@ def forward_rest(pipe: int) -> None:
 
     def forward() -> int:
         while part := os.read(pipe, 65536):
-            write_all(part)
+            to_stderr(part)
         return 0
 
     with suppress(OSError):
         fork.fork(forward, own_group=False, die_with_parent=False)
-
-
-def write_all(part: bytes) -> None:
-    with suppress(OSError):
-        while part:
-            part = part[os.write(2, part) :]
 
 
 class Stage(IntEnum):
@@ -370,9 +364,7 @@ def call(function: Act) -> None:
 
             asyncio.run(awaited(result))
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
+        fork.flush_output()
 
 
 async def awaited(result: Awaitable[object]) -> None:

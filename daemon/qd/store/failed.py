@@ -23,7 +23,7 @@ from qd.drivers.keyspace.base import Arg, checked, chunked, chunked_by_size, scr
 from qd.drivers.types import NO_JOB
 from qd.errors import Malformed
 from qd.payload.build import sent_again
-from qd.payload.format import HOLD, Payload, Relations, read
+from qd.payload.format import HOLD, Payload, Relations, read, readable
 from qd.store import masters
 from qd.store.base import KeyspaceStore, decoded
 
@@ -58,10 +58,7 @@ class Record(_Line, frozen=True, kw_only=True):
     @property
     def known(self) -> Payload | None:
         """Its payload; None if that is no job."""
-        try:
-            return read(self.payload)
-        except Malformed:
-            return None
+        return readable(self.payload)
 
     @property
     def job_id(self) -> str:

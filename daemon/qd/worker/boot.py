@@ -378,7 +378,6 @@ def become_child(context: ChildContext, assignment: Assignment, *, several: int 
     if several > 1 and stack_fd is not None:
         # Of more than 100 threads, the main thread would be left out, which has the event loop.
         faulthandler.register(cast(int, TAKE_STACK), file=stack_fd, all_threads=several <= MOST_THREADS)
-        faulthandler.enable(file=stack_fd, all_threads=False)  # the master looks which thread has crashed
     log_job_records(context.log)
     return context, stack_fd
 
@@ -404,6 +403,7 @@ def ready_for_stacks() -> int | None:
         return None
     fd = os.memfd_create("qd-stack", os.MFD_CLOEXEC)
     faulthandler.register(TAKE_STACK, file=fd, all_threads=True)
+    faulthandler.enable(file=fd, all_threads=False)  # a crash: of the thread that has crashed
     return fd
 
 

@@ -56,6 +56,7 @@ from qd.worker.connection import HeldJob, WorkerConnection
 from qd.worker.outcome import Back, Failed
 from qd.worker.queues import Rota
 from qd.worker.settle import Settlement
+from tests.contract.keyspace.test_batches import is_cancelled
 from tests.contract.keyspace.test_queue import job
 from tests.support.payloads import push_many
 from tests.support.servers.cluster import Cluster
@@ -287,7 +288,7 @@ def test_a_tick_sends_its_job_once_even_if_its_scheduler_is_killed(
     claim = Claim(name, "entry", b"", b"1 x y", 1, jobs[kind])
     monkeypatch.setattr(*INTERRUPTED[where], killed)
     with pytest.raises(Killed):
-        queue.ticks.take([claim])
+        queue.ticks.begin([claim])()
     revive(monkeypatch)
     assert queue.ticks.read(["entry"]) == [b"1 x y"]
     assert queue.connection.send(queue.connection.plain("HLEN", "qd:{ticks}:ends")) == 1
@@ -297,7 +298,7 @@ def test_a_tick_sends_its_job_once_even_if_its_scheduler_is_killed(
     )
     assert queue.sizes(name).ready == 1
     assert call(queue, "TTL", "qd:unique:shop:7") > 3500 or kind != "single"
-    assert queue.ticks.take([claim])[0].found == b"1 x y"
+    assert queue.ticks.begin([claim])()[0].found == b"1 x y"
 
 
 def test_a_tick_is_not_taken_while_the_node_of_its_queue_is_unreachable(
@@ -308,7 +309,7 @@ def test_a_tick_is_not_taken_while_the_node_of_its_queue_is_unreachable(
     claims = [Claim(each, each, b"", b"1 x y", 1, Outgoing(each, job(1))) for each in (name, other)]
     queue.ticks.read(["entry"])
     with node_down(cluster, name):
-        refused, taken = queue.ticks.take(claims)
+        refused, taken = queue.ticks.begin(claims)()
         assert (refused.refused is not None, refused.taken, taken.taken) == (True, False, True)
     assert queue.ticks.read([name, other]) == [b"", b"1 x y"]
 
@@ -323,7 +324,7 @@ def test_failed_jobs_are_sent_again_with_their_locks_and_their_batch(queue: Clus
     held = take(queue, a)
     call(queue, "HSET", "qd:job:id1", "status", "failed")
     assert queue.bury(held, b'{"id":"x"}', text, [Count("B", "u1", "failed", f"{a} {held.mark}")])
-    assert queue.batches.cancelled("B")
+    assert is_cancelled(queue.batches)
     store = FailedStore(keyspace_store(queue))
     (record,) = store.records([a])
     call(queue, "SET", "qd:unique:n", "another")
@@ -335,7 +336,7 @@ def test_failed_jobs_are_sent_again_with_their_locks_and_their_batch(queue: Clus
     assert call(queue, "GET", "qd:unique:n") == b"u1"
     assert 500 < call(queue, "TTL", "qd:unique:n") <= 600
     assert call(queue, "EXISTS", "qd:job:id1") == 0
-    assert not queue.batches.cancelled("B")
+    assert not is_cancelled(queue.batches)
 
 
 def test_reserving_a_unique_job_extends_its_lock(queue: ClusterQueue, three: list[str]) -> None:

@@ -81,9 +81,11 @@ def test_a_batch_is_created_extended_and_cancelled(store: KeyspaceStore) -> None
     assert state is not None
     assert (state.name, state.total, state.pending, state.failed) == ("import", 3, 3, 0)
     assert abs(state.created_at - store.now()) < 60
-    assert not batches.cancelled("B")
+    assert state.cancelled_at is None
     assert batches.cancel("B")
-    assert batches.cancelled("B")
+    state = batches.state("B")
+    assert state is not None
+    assert state.cancelled_at is not None
     assert not batches.cancel("B")
     assert batches.state("C") is None
 
@@ -94,10 +96,10 @@ def test_ticks_are_taken_once_and_their_jobs_sent(store: KeyspaceStore, observer
     plain = Claim("", "e1", b"", b"one", now - 1000)
     sends = Claim("a", "e2", b"", b"two", now - 1000, Outgoing("a", b"job"))
     early = Claim("", "e3", b"", b"three", now + 3_600_000)
-    assert [(each.taken, each.early) for each in ticks.take([plain, sends, early])] == [(True, False)] * 2 + [
+    assert [(each.taken, each.early) for each in ticks.begin([plain, sends, early])()] == [(True, False)] * 2 + [
         (False, True)
     ]
-    assert [each.found for each in ticks.take([plain, sends])] == [b"one", b"two"]
+    assert [each.found for each in ticks.begin([plain, sends])()] == [b"one", b"two"]
     assert observer.call("LRANGE", "app_queues:a", 0, -1) == [b"job"]
     assert ticks.read(["e1", "e2", "e3"]) == [b"one", b"two", b""]
     assert ticks.strange("a") == ""
@@ -111,7 +113,7 @@ def test_ticks_are_taken_once_and_their_jobs_sent(store: KeyspaceStore, observer
     ticks.forget(["e1", "e2"])
     observer.call("SET", "app_qd:ticks", "spoilt")
     assert "app_qd:ticks is a string and not a hash" in ticks.strange("a")
-    assert ticks.take([plain])[0].refused is not None
+    assert ticks.begin([plain])()[0].refused is not None
     observer.call("DEL", "app_qd:ticks")
 
 

@@ -36,7 +36,7 @@ def claim(after: bytes = b"1 x m", before: bytes = b"", *, at: int = 0, sent: Ou
 
 
 def take(queue: RedisQueue, *claims: Claim) -> list[Claimed]:
-    return queue.ticks.take(claims)
+    return queue.ticks.begin(claims)()
 
 
 def jobs_of(seen: Seen) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -177,6 +178,9 @@ def test_poison_kills_max_crashes_workers_and_is_failed_with_how_they_died(
     ((record, raw),) = failed(redis)
     assert record["crashes"] == 3
     assert POISON[how] in record["reason"]
+    if how in ("segv", "abort", "overflow"):
+        assert re.search(r'File ".*jobs.py", line \d+ in (die|overflow)', record["death"]["stack"])
+        assert len(work.matches(r"^    .*jobs.py., line \d+ in (die|overflow)")) >= 3
     assert len(witness.starting("quick")) == 60 or mode == "concurrency"  # those beside it may have run again
     assert b'"attempts":1,"crashes":3,' in raw
     waiting(work)

@@ -175,8 +175,8 @@ def check_host(project: Project) -> Iterator[Finding]:
 
 def memory(project: Project) -> Iterator[Finding]:
     """app + workers x --memory of each pool, compared with the limit of this container or unit, or with the machine."""
-    limit = memory_limit(read(ROOT / "proc/self/cgroup"), ROOT / "sys/fs/cgroup")
-    match = re.search(r"^MemTotal:\s+(\d+) kB", read(ROOT / "proc/meminfo"), re.MULTILINE)
+    limit = memory_limit(proc.text(ROOT / "proc/self/cgroup"), ROOT / "sys/fs/cgroup")
+    match = re.search(r"^MemTotal:\s+(\d+) kB", proc.text(ROOT / "proc/meminfo"), re.MULTILINE)
     whole = int(match[1]) << 10 if match else 0
     app = proc.rss_of(os.getpid()) or 0
     for pool, found in project.pools.items():
@@ -198,13 +198,5 @@ def memory(project: Project) -> Iterator[Finding]:
 def memory_limit(membership: str, mount: Path) -> int | None:
     """The smallest memory limit from this process's group up to the root (v1, v2), in bytes. None if there is none."""
     groups = proc.groups(membership, mount, "memory")
-    values = [read(group / name).strip() for group in groups for name in ("memory.max", "memory.limit_in_bytes")]
+    values = [proc.text(group / name).strip() for group in groups for name in ("memory.max", "memory.limit_in_bytes")]
     return min((int(each) for each in values if each.isdigit() and int(each) < NO_LIMIT), default=None)
-
-
-def read(path: Path) -> str:
-    """The text, or "" if it cannot be read."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -48,8 +48,8 @@ from qd.drivers.keyspace.base import Arg, Keyspace, script
 from qd.drivers.keyspace.queue import ANSWER_KEYS, KeyspaceQueue, beat, bounds_of, release_args
 from qd.drivers.keyspace.sending import effect_args
 from qd.drivers.types import Count, Effect, Outgoing, Push, Released, Reserved, Sizes, Turn, Unread
-from qd.errors import ConfigError, ConnectionLost, Malformed, QdError, ServerRefused
-from qd.payload.format import read
+from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused
+from qd.payload.format import readable
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
@@ -201,12 +201,9 @@ class BrokerQueue(KeyspaceQueue):
         return super().clear(queue) + self.backend.clear(queue, self._free_lock)
 
     def _free_lock(self, payload: bytes) -> None:
-        if b'"qd":{' not in payload:
-            return
-        with suppress(Malformed):
-            known = read(payload)
-            if known.qd is not None and known.qd.unique is not None and known.uuid:
-                self.free(known.qd.unique, known.uuid)
+        known = readable(payload) if b'"qd":{' in payload else None
+        if known is not None and known.qd is not None and known.qd.unique is not None and known.uuid:
+            self.free(known.qd.unique, known.uuid)
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:

@@ -336,9 +336,7 @@ COMMANDS: Mapping[str, RedisCommand] = {
     "ZREMRANGEBYSCORE": RedisCommand(
         lambda step, words: step.get(words[0], ZSET).take_by_score(bound(words[1]), bound(words[2])), True, 1, 3
     ),
-    "ZREMRANGEBYRANK": RedisCommand(
-        lambda step, words: step.get(words[0], ZSET).cut(whole(words[1]), whole(words[2])), True, 1, 3
-    ),
+    "ZREMRANGEBYRANK": RedisCommand(zremrangebyrank, True, 1, 3),
     "ZSCAN": RedisCommand(scan_items(ZSET), False, 1, 2),
 }
 

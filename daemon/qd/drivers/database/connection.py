@@ -89,7 +89,7 @@ class DatabaseConnection(Patience):
             result = act(connection)
         except BaseException as error:
             self._failed(error)
-        self._report_progress()
+        self._answered()
         return result
 
     @contextmanager
@@ -211,8 +211,7 @@ class DatabaseConnection(Patience):
         return self._connection
 
     def _connect(self) -> None:
-        if self.about is not None:
-            self.about(RESOLVE)
+        self.report_progress(RESOLVE)
         options = self.server.connect_args(self.connect_timeout, self.timeout, self.title)
         try:
             engine = sql.create_engine(self.url, poolclass=NullPool, connect_args=options, isolation_level="AUTOCOMMIT")
@@ -229,12 +228,11 @@ class DatabaseConnection(Patience):
             raise ConfigError(f"the url of the database at {self.place}: {error}") from None
         except BaseException as error:
             self._failed(error, connecting=True)
-        self._report_progress()
+        self._answered()
 
-    def _report_progress(self) -> None:
+    def _answered(self) -> None:
         self._used = time.monotonic()
-        if self.about is not None:
-            self.about(0.0)
+        self.report_progress()
 
     def patience(self, connect: float, answer: float) -> None:
         super().patience(connect, answer)

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import sqlite3
 import time
@@ -38,7 +37,7 @@ from qd.errors import (
     WrongPassword,
 )
 from qd.options.extras import to_install
-from qd.process.descriptors import ready_of, socket_of
+from qd.process.descriptors import Identity, identity, ready_of, socket_of
 from qd.redaction import redact
 
 
@@ -239,7 +238,7 @@ class Sqlite(Server):
     kind = "sqlite"
     clock = "qd_clock()"
     begin = "BEGIN IMMEDIATE"
-    file: tuple[str, object] = ("", None)  # of the connection: its path and identity
+    file: tuple[str, Identity | None] = ("", None)  # of the connection: its path and identity
 
     def connect_args(self, connect: float, answer: float, title: str) -> dict[str, Any]:
         return {"timeout": answer, "check_same_thread": False}
@@ -250,7 +249,7 @@ class Sqlite(Server):
         # any program may have written bytes that are not UTF-8
         made.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         made.execute("PRAGMA schema_version").close()  # opens it
-        self.file = str(args[0]), file_identity(str(args[0]))
+        self.file = str(args[0]), identity(str(args[0]))
         return made
 
     def greeting(self, answer: float) -> list[str]:
@@ -259,7 +258,7 @@ class Sqlite(Server):
     def has_ended(self, raw: Any) -> bool:
         """Whether the file was replaced or removed: no process would read what is written into the old one."""
         path, known = self.file
-        return file_identity(path) != known
+        return identity(path) != known
 
     def patience(self, raw: Any, answer: float) -> None:
         raw.execute(f"PRAGMA busy_timeout={max(1, round(answer * 1000))}").close()
@@ -276,15 +275,6 @@ class Sqlite(Server):
             return NotWritable
         busy = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PROTOCOL")
         return ServerBusy if name.startswith(busy) else None
-
-
-def file_identity(path: str) -> object:
-    """Device and inode; None if there is no file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def unix_us() -> int:

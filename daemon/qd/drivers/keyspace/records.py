@@ -52,8 +52,8 @@ from qd.drivers.types import (
     NewBatch,
     Spot,
 )
-from qd.errors import BatchFinished, ConnectionLost, Malformed, ServerRefused, WrongType, unknown_batch
-from qd.payload.format import read
+from qd.errors import BatchFinished, ConnectionLost, ServerRefused, WrongType, unknown_batch
+from qd.payload.format import readable
 from qd.payload.reservation import split_mark
 from qd.process.shield import shield
 
@@ -90,9 +90,7 @@ class KeptJobs(Records):
         """The jobs whose payloads contain the word."""
         for spot, kind, key in PLACES:
             for text, position in self._containing(key(queue), word, kind) if spot in spots else ():
-                try:
-                    payload = read(text.partition(b"\n")[2] if spot == "failed" else text)
-                except Malformed:
+                if (payload := readable(text.partition(b"\n")[2] if spot == "failed" else text)) is None:
                     continue
                 score = float(position) if spot in ("delayed", "running") else None
                 behind = int(position) if spot == "ready" else None
@@ -218,9 +216,6 @@ class KeptBatches(Records):
     def cancel(self, id: str) -> bool:
         return bool(script("batch_cancel").call(self.space, self._keys(keys.batch(id))))
 
-    def cancelled(self, id: str) -> bool:
-        return self.space.call("HGET", *self._keys(keys.batch(id)), "cancelled_at") is not None
-
     def state(self, id: str) -> BatchState | None:
         return self.states([id])[0]
 
@@ -269,9 +264,6 @@ TICK_CHUNK = 500  # maximum number of ticks in a script call
 
 
 class KeptTicks(Records):
-    def take(self, claims: Sequence[Claim]) -> list[Claimed]:
-        return self.begin(claims)()
-
     def begin(self, claims: Sequence[Claim]) -> Answers:
         groups = grouped([claim.queue for claim in claims], TICK_CHUNK)
         calls = [call_of(self.prefix, queue, claims, places) for queue, places in groups]

@@ -12,8 +12,8 @@ from qd.drivers.broker.base import Delivery, QueueCounts
 from qd.drivers.keyspace.base import chunked, chunked_by_size
 from qd.drivers.sqs.client import BUSY, NoSuchQueue, Service, has
 from qd.drivers.urls import is_fifo
-from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerBusy, ServerRefused, TooLarge
-from qd.payload.format import Payload, read, tags_of
+from qd.errors import ConnectionLost, NeverTaken, QdError, ServerBusy, ServerRefused, TooLarge
+from qd.payload.format import readable, tags_of
 
 BATCH = 10  # messages per request, at most
 BYTES = 1 << 20  # bytes per request; if a queue accepts fewer, SQS refuses the batch and it is halved
@@ -208,10 +208,7 @@ def entry_of(queue: str, payload: bytes, delay: int) -> dict[str, Any]:
 
 def grouped(queue: str, payload: bytes) -> dict[str, str]:
     """For a FIFO queue: the group, whose jobs run one after the other, and the id that detects a job sent twice."""
-    try:
-        known: Payload | None = read(payload)
-    except Malformed:
-        known = None
+    known = readable(payload)
     tags = tags_of(payload) if b'"tags":' in payload else ()
     group = next((tag[len(GROUP) :] for tag in tags if tag.startswith(GROUP)), "") or queue
     once = secrets.token_hex(16)

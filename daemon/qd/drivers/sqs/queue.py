@@ -20,10 +20,10 @@ from qd.drivers.keyspace.sending import effect_args
 from qd.drivers.sqs.broker import SqsBroker
 from qd.drivers.types import BeatReply, BeatRequest, Effect, Outgoing, Released, Reserved
 from qd.drivers.urls import SqsUrl, is_fifo
-from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerRefused
+from qd.errors import ConnectionLost, NeverTaken, QdError, ServerRefused
 from qd.log import cut
 from qd.options.kinds import count
-from qd.payload.format import read
+from qd.payload.format import readable
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
@@ -190,9 +190,7 @@ def refusal(queue: str, refused: Sequence[tuple[bytes, QdError]], of: int) -> st
 
 
 def name_of(payload: bytes) -> str:
-    try:
-        known = read(payload)
-    except Malformed:
+    if (known := readable(payload)) is None:
         return f"a payload of {len(payload)} bytes"
     return f"{cut(known.job)} {cut(known.id or known.uuid or '')} ({len(payload)} bytes)"
 
