@@ -97,6 +97,17 @@ def test_an_alert_is_told_once_and_once_more_when_it_is_over(qd: Run, redis: Cli
     assert [event["what"] for event in events] == ["alert begun", "alert over"]
 
 
+def test_new_code_that_a_master_refused_is_an_alert(
+    qd: Run, configured: Callable[[str], None], redis: Client, hook: Webhook
+) -> None:
+    configured(f'[alerts]\nwebhook = "{hook.url}"\n')
+    for refused in ("ImportError: no x; fix it", ""):
+        report(redis, refused=refused, refused_at=time.time() - 120 if refused else None)
+        assert qd("alerts", "--once").exit_code == 0
+    assert hook.told() == [("begun", "refused-code mail@app-1"), ("over", "refused-code mail@app-1")]
+    assert hook.bodies[0]["text"].endswith(" and runs the old: ImportError: no x; fix it")
+
+
 @pytest.mark.usefixtures("busy")
 def test_only_the_named_queues_are_checked(qd: Run, redis: Client, hook: Webhook) -> None:
     redis.call("RPUSH", "queues:php", '{"job":"reports.monthly","createdAt":1}')

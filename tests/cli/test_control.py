@@ -127,6 +127,27 @@ def test_wait_names_the_master_that_rejects_the_new_code(qd: Run, redis: Client)
     assert (result.exit_code, result.stdout) == (1, f"mail@app-1: not replaced within 0.2s, {why}\n")
 
 
+def test_wait_ends_with_the_reason_when_a_master_refuses_the_new_code(qd: Run, redis: Client, server: Server) -> None:
+    """An earlier refusal does not count."""
+    reports(redis, refused="ImportError: old; way", refused_at=now(redis) - 5)
+    other = server.client()
+
+    def refuse() -> None:
+        eventually(lambda: other.call("EXISTS", "qd:restart"))
+        reports(other, refused="ImportError: no x; fix it", refused_at=now(other) + 1)
+        other.close()
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    result = qd("restart", "--rolling", "--wait", "1h", "--json")
+    thread.join()
+    (master,) = json.loads(result.stdout)["masters"]
+    assert (result.exit_code, master["back"], master["refused"]) == (1, False, "ImportError: no x; fix it")
+    result = qd("restart", "--rolling", "--wait", "1h")
+    why = "refused the new code, pid 411 runs the old: ImportError: no x; fix it"
+    assert (result.exit_code, result.stdout) == (1, f"mail@app-1: {why}\n")
+
+
 def test_wait_names_the_master_that_is_not_back(qd: Run, redis: Client) -> None:
     reports(redis)
     result = qd("restart", "--wait", "0.2")
@@ -141,7 +162,7 @@ def test_wait_names_the_master_that_is_not_back(qd: Run, redis: Client) -> None:
         411,
         False,
     )
-    assert master == {"new_pid": None, "after_s": None, "workers_replaced": None}
+    assert master == {"new_pid": None, "after_s": None, "workers_replaced": None, "refused": None}
 
 
 def test_wait_succeeds_without_masters(qd: Run) -> None:

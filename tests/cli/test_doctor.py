@@ -273,6 +273,18 @@ def test_an_unreachable_server(shop: Project) -> None:
     assert found.line("health --live").sign == "ok"
 
 
+def test_a_server_that_hangs_is_not_to_be_started(project: Make) -> None:
+    with Server() as own:
+        assert own.process is not None
+        own.process.send_signal(signal.SIGSTOP)  # it is killed at the end
+        found = doctor(project(url=own.tcp_url))
+    line = found.line("redis.answers")
+    assert (found.code, line.sign) == (69, "fail")
+    assert line.value.endswith("broke: no answer in time (2 s)")
+    assert line.fix.startswith("it accepts connections and does not answer: it hangs, swaps, or runs a slow command; ")
+    assert "slowlog" in line.fix
+
+
 def test_a_configuration_error_takes_precedence_over_an_unreachable_server(shop: Project) -> None:
     use_url(shop, f"redis://127.0.0.1:{free_port()}/0")
     shop.jobs("app = 1 / 0")
@@ -848,6 +860,13 @@ def test_other_versions_old_code_root_and_silence(shop: Project, redis: Client) 
     one = [line.value for line in lines if line.what == "master mail@app-1"]
     assert one[0].startswith("pid 411 is qd 0.0.1, this is ")
     assert re.fullmatch(r"pid 411 runs code from before the `qd restart` of 5m( \d+s)? ago", one[1])
+    why = {"refused": "ImportError: no x; fix it", "refused_at": now - 299}
+    report(redis, "T1", **expected | {"version": __version__}, **why, booted_at=now - 400, seen_at=now + 600)
+    (refused,) = [line for line in doctor(shop).lines if line.what == "master mail@app-1"]  # not to be restarted
+    assert re.fullmatch(
+        r"pid 411 refused new code [45]m( \d+s)? ago and runs the old: ImportError: no x", refused.value
+    )
+    assert refused.fix == "fix it"
     (root,) = [line for line in lines if line.what == "root"]  # once, whether or not the tests run as root
     assert root.value == "these masters run as root, and so do their jobs: mail@app-1 (pid 411)"
     (silent,) = [line for line in lines if line.what == "master mail@app-2"]

@@ -523,6 +523,17 @@ def test_repeated_worker_crashes_are_a_reason(qd: Run, redis: Client) -> None:
     assert "worker.died" in text
 
 
+def test_new_code_that_a_master_refused_is_a_warning(qd: Run, redis: Client) -> None:
+    """Its pool works, so it is no reason. `qd status` warns of it too."""
+    report(redis, refused="ImportError: no x; fix it", refused_at=server_time(redis) - 120)
+    fact = r"warn: mail@app-1 refused new code 2m( \d+s)? ago and runs the old: ImportError: no x; fix it"
+    assert reasons(qd) == []
+    for command in ("health", "status"):
+        assert [line for line in done(qd(command)).splitlines() if re.fullmatch(fact, line)]
+    report(redis)
+    assert "refused" not in done(qd("health")) + done(qd("status"))
+
+
 def test_a_silent_worker_is_a_reason(qd: Run, redis: Client) -> None:
     report(redis, workers=[WAITING, BUSY], silent=[1])
     assert reason(qd)[0] == "silent-worker"

@@ -72,6 +72,14 @@ def test_a_word_lists_the_pages_about_it_those_with_it_in_a_heading_first(qd: Ru
     assert listed_for(qd, "dead", "letter")["faq"] == "Is there a dead letter queue?"
 
 
+def test_parts_of_words_and_their_beginning_find_pages_if_whole_words_do_not(qd: Run) -> None:
+    """- and _ are the same."""
+    for word in ("eager", "max-tasks-per-child", "MAX_TASKS_per-child"):
+        assert [*listed_for(qd, word)] == ["coming-from-celery"]
+    assert listed_for(qd, "autoscaling")["faq"] == "Can workers autoscale?"
+    assert done(qd("help", "job_options")) == done(qd("help", "job-options"))
+
+
 def test_a_part_of_many_names_lists_them_and_a_similar_name_is_named(qd: Run) -> None:
     assert {topic for topic in PAGES if topic.startswith("coming-from-")} <= listed_for(qd, "coming").keys()
     assert "(did you mean 'retries'?)" in qd("help", "retry").stderr
@@ -82,7 +90,10 @@ def test_the_comment_of_a_sample_is_no_heading(tmp_path: Path) -> None:
     page.write_text("# A page\n\n```sh\n# restart it\n```\n\n## [Stop](b.md) `it`\n")
     assert help_.about(("restart",), {"a": page}) == {"a": "A page"}
     assert help_.about(("stop", "it"), {"a": page}) == {"a": "Stop it"}
-    assert help_.about(("top",), {"a": page}) == {}
+    assert help_.about(("top",), {"a": page}) == {"a": "Stop it"}
+    page.write_text("# Top\n\n## Stop it\n")
+    assert help_.about(("top",), {"a": page}) == {"a": "Top"}  # the middle of a word counts only if no word begins so
+    assert help_.about(("xtop",), {"a": page}) == {}
 
 
 # -- topics

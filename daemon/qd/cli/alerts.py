@@ -26,7 +26,7 @@ import click
 
 from qd import __version__
 from qd.cli import context, output
-from qd.cli.diagnosis import HealthThresholds, over, reasons, restarting
+from qd.cli.diagnosis import HealthThresholds, over, reasons, refused_code, restarting
 from qd.cli.output import quote
 from qd.cli.state import State, read_state
 from qd.cli.status import recent
@@ -211,6 +211,9 @@ def findings_of(state: State, alerts: AlertSettings, rates: Mapping[Place, Rate]
     found = {}
     for reason in reasons(state, HealthThresholds()):
         found[" ".join(filter(None, (reason.kind, reason.queue or reason.master)))] = reason.text
+    for master in state.living:
+        if master.refused:
+            found[f"refused-code {master.title}"] = "{} {}; {}".format(master.title, *refused_code(master, state.now))
     for place, why in state.away.items():
         found[f"connection {place}"] = why
     for line in state.queues:

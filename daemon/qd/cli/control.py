@@ -118,11 +118,12 @@ def scale(pool: str, number: int) -> None:
 
 
 class ControlReply(NamedTuple):
-    """What happened to a master: `back` is the one that booted in its place after the stamp."""
+    """What happened to a master: `back` is the one that booted in its place after the stamp; or it refused the new code."""
 
     was: MasterReport
     back: MasterReport | None
     after: float | None  # seconds
+    refused: str = ""
 
 
 @click.command()
@@ -137,7 +138,8 @@ def restart(rolling: bool, seconds: float | None, **parts: tuple[str, ...]) -> i
     supervisor use --rolling. Without --host and --pool: all.
 
     --wait: exit 0 once every master is back (same host and pool, started after this command), or with --rolling once its
-    workers are replaced; else exit 1 and name the others.
+    workers are replaced; else exit 1 and name the others. It does
+    not wait for a master that refuses the new code.
     """
     found = context.settings()
     store = context.store(found, found.control)
@@ -194,7 +196,7 @@ def wait_for(store: Store, before: list[MasterReport], stamp: Restart, seconds: 
         passed = time.monotonic() - begun
         try:
             answers = matched(answers, masters.masters(store), stamp, passed)
-            if all(answer.back for answer in answers) or passed >= seconds:
+            if all(answer.back or answer.refused for answer in answers) or passed >= seconds:
                 return answers
         except ConnectionLost:
             if passed >= seconds:
@@ -209,8 +211,11 @@ def matched(answers: list[ControlReply], now: list[MasterReport], stamp: Restart
     found = []
     for answer in answers:
         back = next((master for master in free if master.place == answer.was.place), None)
-        if answer.back or back is None:
+        if answer.back:
             found.append(answer)
+        elif back is None:
+            since = (m for m in now if m.token == answer.was.token and (m.refused_at or 0.0) > stamp.at)
+            found.append(answer._replace(refused=next((m.refused for m in since), "")))
         else:
             free.remove(back)
             found.append(ControlReply(answer.was, back, passed))
@@ -221,9 +226,11 @@ def say_answers(answers: list[ControlReply], seconds: float, rolling: bool) -> N
     if not answers:
         output.say("no master reports, so there is none to wait for")
     within = output.duration(seconds)
-    for was, back, after in answers:
+    for was, back, after, refused in answers:
         if back is not None:
             text = replaced(was, back, output.duration(after))
+        elif refused:
+            text = f"refused the new code, pid {was.pid} runs the old: {refused}"
         elif rolling:
             text = f"not replaced within {within}, pid {was.pid}; see `master.reload_refused` in its log"
         else:
@@ -252,10 +259,10 @@ def workers_gone(was: MasterReport, back: MasterReport) -> int:
 
 def described(before: list[MasterReport], answers: list[ControlReply]) -> list[dict[str, Any]]:
     rows = [output.fields(master, "host", "pool", "pid") for master in before]
-    for row, (was, back, after) in zip(rows, answers, strict=False):
+    for row, (was, back, after, refused) in zip(rows, answers, strict=False):
         row |= {"back": back is not None, "new_pid": back.pid if back else None}
         row |= {"after_s": None if after is None else round(after, 3)}
-        row |= {"workers_replaced": workers_gone(was, back) if back else None}
+        row |= {"workers_replaced": workers_gone(was, back) if back else None, "refused": refused or None}
     return rows
 
 

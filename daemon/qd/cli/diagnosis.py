@@ -147,6 +147,20 @@ def of_master(master: MasterReport, state: State) -> Iterator[Reason]:
         yield Reason("keeper", f"{who}: {fact}", master=title)
 
 
+def of_refused_code(state: State) -> Iterator[tuple[str, str]]:
+    """Warnings about masters that refused new code, each with a fix. Their pools work."""
+    for master in state.living:
+        if master.refused:
+            fact, way = refused_code(master, state.now)
+            yield f"{master.title} {fact}", way
+
+
+def refused_code(master: MasterReport, now: float) -> tuple[str, str]:
+    reason, _, way = master.refused.rpartition("; ")
+    when = "" if master.refused_at is None else f" {ago(max(0.0, now - master.refused_at))}"
+    return f"refused new code{when} and runs the old: {reason}", way
+
+
 def silent(master: MasterReport, slot: int) -> str:
     children: list[tuple[str, WorkerReport | SchedulerReport]] = [("worker", worker) for worker in master.workers]
     children += [("scheduler", scheduler) for scheduler in master.schedulers]
@@ -271,6 +285,7 @@ def names_of(masters: list[MasterReport]) -> str:
 
 def warnings(state: State, rates: Mapping[Place, Rate]) -> Iterator[tuple[str, str]]:
     """What may become a problem, or is held by a person, each with a fix."""
+    yield from of_refused_code(state)
     for line in state.queues:
         if line.paused:
             yield f"{line.name} is paused{by_whom(line.paused, state.now)}", f"`qd resume {quote(line.name)}`"

@@ -157,6 +157,7 @@ def document(state: State, why: list[Reason]) -> dict[str, Any]:
 
 def warnings(state: State) -> list[str]:
     """What deserves attention but is no failure."""
-    from qd.cli.diagnosis import of_line
+    from qd.cli.diagnosis import of_line, of_refused_code
 
-    return [f"{fact}; {way}" for line in state.queues for fact, way in of_line(line, state)]
+    found = [*of_refused_code(state), *(each for line in state.queues for each in of_line(line, state))]
+    return [f"{fact}; {way}" for fact, way in found]

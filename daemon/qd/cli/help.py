@@ -5,7 +5,7 @@ qd help work         what `qd work --help` prints
 qd help retries      the page how-to/retries.md, rendered for the terminal
 qd help locks        a page and a command: the page, after a line that names `qd locks --help`
 
-A part of one page's name is enough, in any case. For other words it lists the pages about them.
+A part of one page's name is enough, in any case; - and _ are the same. For other words it lists the pages about them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import fill
 from typing import Literal
@@ -114,7 +114,8 @@ def show(topic: str, known: Mapping[str, Path], is_command: bool) -> None:
 
 # -- search
 
-SHORTEST = 3  # letters of a part of a name
+SHORTEST = 3  # letters of a part of a name or word
+BEGINNING = 6  # letters of a longer word, if no page has it: "autoscaling" finds "autoscale"
 MOST = 8  # pages that are listed
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
@@ -122,19 +123,37 @@ HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 def named(word: str, known: Mapping[str, Path]) -> list[str]:
     """The topics with this in their names, without those of one command each."""
     enough = len(word) >= SHORTEST
-    return [topic for topic in known if enough and word.lower() in topic and not topic.startswith("qd-")]
+    part = word.lower().replace("_", "-")
+    return [topic for topic in known if enough and part in topic and not topic.startswith("qd-")]
 
 
 def about(words: tuple[str, ...], known: Mapping[str, Path]) -> dict[str, str]:
-    """The pages with all these words, best first -> the first heading with them, else the title."""
-    patterns = [re.compile(rf"(?<!\w){re.escape(word)}", re.IGNORECASE) for word in words]
+    """The pages with all these words, best first -> the first heading with them, else the title. Words may go on; if no page
+    has them, they may also be the middle of others, or have only their beginning in common."""
+    each = (found for patterns in ways(words) if (found := matching(patterns, named("-".join(words), known), known)))
+    return next(each, {})
+
+
+def ways(words: tuple[str, ...]) -> Iterator[list[str]]:
+    """Patterns for the words, each way wider than the one before."""
+    parts = [re.sub(r"\\?[-_]", "[-_]", re.escape(word)) for word in words]
+    yield [rf"(?<!\w){part}" for part in parts]
+    if all(len(word) >= SHORTEST for word in words):
+        yield parts
+    if any(len(word) > BEGINNING for word in words):
+        yield [rf"(?<!\w){re.escape(word[:BEGINNING])}" for word in words]
+
+
+def matching(texts: list[str], named: list[str], known: Mapping[str, Path]) -> dict[str, str]:
+    """named: the topics that have the words in their names."""
+    patterns = [re.compile(text, re.IGNORECASE) for text in texts]
     best = list[tuple[int, str, str]]()
     for topic, page in known.items():
         text = page.read_text(encoding="utf-8")
         times = min(len(pattern.findall(text)) for pattern in patterns)
         headings = HEADING.findall("".join(FENCED.split(text)[::2])) or [topic]
         found = [heading for heading in headings if all(pattern.search(heading) for pattern in patterns)]
-        points = 20 * (topic in named("-".join(words), known)) + 12 * (headings[0] in found) + 6 * min(len(found), 3)
+        points = 20 * (topic in named) + 12 * (headings[0] in found) + 6 * min(len(found), 3)
         if points or times:
             heading = LINK.sub(r"\2", (found or headings)[0]).replace("`", "")
             best.append((points + min(times, 10), topic, heading))

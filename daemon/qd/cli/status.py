@@ -11,7 +11,7 @@ import click
 from msgspec import Struct, structs
 
 from qd.cli import context, output
-from qd.cli.diagnosis import hung, nodes_away, of_line, refusals
+from qd.cli.diagnosis import hung, nodes_away, of_line, of_refused_code, refusals
 from qd.cli.output import by_whom, fields
 from qd.cli.state import QueueLine, State, read_state, running, stale, unknown_queue
 from qd.config.settings import Settings
@@ -258,6 +258,8 @@ def warnings(state: State) -> Iterable[str]:
         if number := len(master.crashes):  # within the last minute, as far as a report has room for them
             crashed = f"{MOST_CRASHES} or more workers" if number >= MOST_CRASHES else output.count(number, "worker")
             yield f"{crashed} of {master.title} (pid {master.pid}) crashed within the last minute"
+    for fact, way in of_refused_code(state):
+        yield f"{fact}; {way}"
     for line in state.queues:
         if line.error:
             yield f"queue {line.name}: {line.error}"

@@ -2,9 +2,9 @@
 
 Report         in the hash qd:masters, once a second; `qd status`, `qd health` and other keepers read it. After each beat:
                update(the server's clock, queues with ready jobs). With the next beat: text()
-MasterEvents   in qd:events: start, new code, crash loops, lost leases, stop. Each is the difference between two words of
-               the scoreboard: what happened, and what was recorded of it. So a new keeper continues, and while the server
-               is unreachable an event stays due
+MasterEvents   in qd:events: start, new code or its refusal, crash loops, lost leases, stop. Each is the difference between
+               two words of the scoreboard: what happened, and what was recorded of it. So a new keeper continues, and while
+               the server is unreachable an event stays due
 Statistics     what the workers of this host have counted: every 10 s, with one call to the control connection. The call has
                a number. If its reply is lost, the same differences are written again under the same number, by the next
                keeper too, and the server ignores a number that it has (process/counters.py: Ledger). A refusal is logged
@@ -107,8 +107,13 @@ class Report:
             "workers": [self._worker(slot) for slot in self._of(Role.WORKER)],
             "schedulers": [self._scheduler(slot) for slot in self._of(Role.SCHEDULER)],
             "unscheduled": self._unscheduled,
+            **self._refusal(),
         }
         return json.dumps(report)
+
+    def _refusal(self) -> dict[str, object]:
+        at = self.board.header(H.REFUSED_AT)
+        return {"refused": self.board.refusal() if at else "", "refused_at": self._since(at)}
 
     def _of(self, role: Role) -> list[Slot]:
         """Without children that are not born yet: their pid is 0, and a kill of pid 0 would hit the caller's own group."""
@@ -169,7 +174,7 @@ class Report:
         }
 
     def _since(self, moment: int) -> float | None:
-        """When a job or run began. None: the server's clock is not known yet."""
+        """When something began. None: not at all, or the server's clock is not known yet."""
         return self._unix(moment) if moment and self._offset is not None else None
 
 
@@ -188,6 +193,7 @@ class MasterEvents:
         """Record what happened since the last call. A refusal is logged once. Raises ConnectionLost, ControlAway."""
         header = self.board.header
         happened = {
+            H.RECORDED_REFUSALS: header(H.REFUSALS),
             H.RECORDED_FORK: header(H.FORKED_AT),
             H.RECORDED_LOOPS: header(H.CRASH_LOOPS),
             H.RECORDED_LOST: self.board.leases_lost(),
@@ -214,6 +220,8 @@ class MasterEvents:
         if word == H.RECORDED_FORK:
             code = {"version": __version__, "code": code_of(self.root)}
             return Event("new code" if before else "master started", self.master | code)
+        if word == H.RECORDED_REFUSALS:
+            return Event("refused new code", self.master, self.board.refusal(), times=value - before)
         return Event("crash loop" if word == H.RECORDED_LOOPS else "lease lost", self.master, times=value - before)
 
 

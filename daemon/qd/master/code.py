@@ -93,6 +93,7 @@ class AppImport:
     pid: int = 0
     orders: OrderPipe | None = None
     imported: bool = False
+    error: str = ""  # why its import failed, if it has told
     entries: int = 0  # of the schedule
     forked_at: float = field(default_factory=time.monotonic)
     forked_ns: int = field(default_factory=time.monotonic_ns)

@@ -25,13 +25,17 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from qd.errors import ConfigError
+from qd.log import cut
 from qd.master.children import NO_PROCESS, NO_PROCESS_LONGEST, Backoff
 from qd.master.code import PATIENCE, AppImport, MasterPlan
 from qd.master.keeper_process import place_of
 from qd.master.spawn import Spawner
 from qd.master.state import State
 from qd.process.scoreboard import H, Role
+from qd.redaction import redact
 
+FAILS = "a restart by its supervisor may fail too"
+LONGEST = 300  # characters of a reason in the report
 REVIVE = (1.0, 60.0)  # seconds between two tries to replace a template that died, while the code is bad
 
 
@@ -54,12 +58,14 @@ class Reload:
         if self.state.stopping is not None:
             return
         if (change := self.own.change()) is not None:  # first: what follows may import modules of qd
+            self._note(str(change["reason"]), "`qd restart` without --rolling starts the new one")
             return self.log.error("master.reload_refused", **change)
         with contextlib.suppress(OSError):  # the import will report what is missing
             os.chdir(self._folder)  # by its name: a `current` link may point to a new release now
         try:
             plan = self._replan()
         except (ConfigError, OSError) as error:  # OSError: the start folder does not exist any more
+            self._note(str(error), f"fix it and restart again: {FAILS}")
             self.log.error("master.reload_refused", reason=str(error))
             return
         self.log.info("master.reloading", why=why)
@@ -164,10 +170,16 @@ class Reload:
             return True
         return False
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: str, error: str = "", danger: str = FAILS) -> None:
+        """Continue with the old code. error: of the import. danger: what a start with the new code would do."""
+        self._note(error or why, f"fix it and restart again: {danger}")
         self.log.error("master.reload_refused", reason=f"the new code does not serve: {why}; the old code continues")
         self._undo()
         self.state.notifier.ready("")
+
+    def _note(self, reason: str, way: str) -> None:
+        """For the keeper's report and event. The way is what follows the last semicolon."""
+        self.state.board.note_refusal(f"{cut(' '.join(redact(reason).split()), LONGEST)}; {way}")
 
     def _undo(self) -> None:
         if self.codes.coming is not None:
@@ -182,6 +194,7 @@ class Reload:
     def _promote(self) -> None:
         self.codes.promote()
         assert self.codes.serving is not None
+        self.state.board.set_header(H.REFUSED_AT, 0)
         self.state.board.set_header(H.FORKED_AT, self.codes.serving.forked_ns)
 
 

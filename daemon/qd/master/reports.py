@@ -49,6 +49,9 @@ class Reports:
         match message:
             case channels.Imported():
                 self._on_imported(message)
+            case channels.ImportFailed(code=number, error=error):
+                if (failed := state.codes.by_number(number)) is not None:
+                    failed.error = error
             case channels.Ready() if worker is not None:
                 self._on_ready(worker, fd)
             case channels.Born():
@@ -200,11 +203,12 @@ class Reports:
         state = self.state
         code.pid = 0
         exit_code = os.waitstatus_to_exitcode(status)
+        known = exit_code in (Exit.IMPORT, Exit.CONFIG, Exit.USAGE)
+        leaves_with = Exit(exit_code) if known else Exit.IMPORT
         if code is state.codes.coming and state.codes.serving is not None:
-            self.reload.refuse(f"its import ended with {ending(status)}")
+            danger = f"a restart by its supervisor would end with exit {leaves_with}"
+            self.reload.refuse(f"its import ended with {ending(status)}", code.error, danger)
         elif state.stopping is None and not code.imported:
-            known = exit_code in (Exit.IMPORT, Exit.CONFIG, Exit.USAGE)
-            leaves_with = Exit(exit_code) if known else Exit.IMPORT
             what = "the check before the start" if leaves_with is Exit.CONFIG else "the app's import"
             state.begin_stop(f"{what} ended with {ending(status)}", leaves_with, by_signal=True)
         elif state.stopping is None:

@@ -43,6 +43,13 @@ class Imported(Message):
     warnings: list[str]
 
 
+class ImportFailed(Message):
+    """The app's import has failed. error: in one line."""
+
+    code: int
+    error: str
+
+
 class ChildMessage(Message):
     """About the child of this slot and generation."""
 
@@ -99,7 +106,7 @@ class Changed(Message):
     code: int
 
 
-AnyMessage = Imported | Born | Unborn | Ready | Restart | Resize | Lost | Cancel | Changed
+AnyMessage = Imported | ImportFailed | Born | Unborn | Ready | Restart | Resize | Lost | Cancel | Changed
 
 
 class MessageSender:

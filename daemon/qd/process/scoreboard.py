@@ -214,6 +214,9 @@ class H:
     MASTER_AT = 18  # master: moment of its last turn, 0 before the first
     SCHEDULER = 19  # master: 1 while it wants a scheduler
     SUSPECTS_AT = 20  # worker: moment at which a worker last ran a suspect
+    REFUSED_AT = 21  # master: moment at which it refused new code, 0 once a reload has succeeded
+    REFUSALS = 22  # master: count
+    RECORDED_REFUSALS = 23  # keeper: what keeper/report.py has recorded of them
     ALLOWED = 28  # keeper: with the 15 words after it; see set_open_queues
     CRASH_LOOPS = 44  # master: count of deaths in a crash loop
     # keeper: what keeper/report.py has recorded of FORKED_AT, CRASH_LOOPS and the lost leases
@@ -224,6 +227,7 @@ class H:
 
 
 KEPT_CRASHES = 8
+REFUSAL = 2048  # bytes of text
 
 
 class Scoreboard:
@@ -232,8 +236,9 @@ class Scoreboard:
     def __init__(self, lanes: int = 100) -> None:
         """lanes: of each slot, besides lane 0. Memory that no worker uses costs nothing."""
         self.lanes = lanes
-        self._memory = mmap.mmap(-1, (SLOTS + 1) * SLOT_BYTES + SLOTS * lanes * LANE_BYTES)
+        self._memory = mmap.mmap(-1, (SLOTS + 1) * SLOT_BYTES + SLOTS * lanes * LANE_BYTES + REFUSAL)
         self._bytes = memoryview(self._memory)
+        self._refusal = self._bytes[-REFUSAL:]
         self.counters = CounterTable()
         self.words = self._bytes.cast("Q")
         self.secret = int.from_bytes(os.urandom(8), "big") | 1  # not in the shared memory
@@ -259,6 +264,16 @@ class Scoreboard:
         """The moments of the last worker crashes, oldest first."""
         moments = self.words[H.CRASHED_AT : H.CRASHED_AT + KEPT_CRASHES].tolist()
         return sorted(moment for moment in moments if moment)
+
+    def note_refusal(self, text: str) -> None:
+        """Called by the master when it refuses new code. text: the reason; the way out."""
+        self._refusal[:] = text.encode("utf-8", "replace")[:REFUSAL].ljust(REFUSAL, b"\0")
+        self.set_header(H.REFUSED_AT, now())
+        self.count(H.REFUSALS)
+
+    def refusal(self) -> str:
+        """The text of the last one."""
+        return bytes(self._refusal).rstrip(b"\0").decode("utf-8", "ignore")
 
     def leases_lost(self) -> int:
         """Lost leases found by renewals or by the workers' answers, each counted once."""

@@ -83,6 +83,8 @@ class MasterReport(msgspec.Struct):
     took_at: float | None = None  # the last reservation by any of its workers
     root: bool = False
     master_silent: float = 0.0  # seconds since the master last showed activity to its keeper
+    refused: str = ""  # why it refused new code and runs the old; what to do. "" after the next reload that succeeds
+    refused_at: float | None = None
 
     @property
     def place(self) -> tuple[str, str]:

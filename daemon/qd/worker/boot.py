@@ -56,16 +56,18 @@ from qd.log import JobRecords, Log, WaitingLogWriter, carry_job, cut
 from qd.master.code import Assignment, ChildContext
 from qd.payload.reservation import LIFE
 from qd.process import fork, proc, signals
-from qd.process.channels import Born, Changed, Imported, OrderReader, Ready, Unborn
+from qd.process.channels import Born, Changed, Imported, ImportFailed, OrderReader, Ready, Unborn
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import Role
 from qd.process.signals import TAKE_STACK
+from qd.redaction import redact
 from qd.schedule.declare import check_homes
 from qd.worker import queues
 from qd.worker.settle import full, short
 from qd.worker.worker import Between, Worker
 
 PYTHONS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+LONGEST = 1000  # characters of an error for the master
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 PATIENCE = 1.0  # seconds to connect, and for each answer
 TOKEN = "first-look"  # for a connection that reserves nothing
@@ -125,8 +127,10 @@ def run_template(
     setproctitle("qd: template" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
     began = time.time_ns()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)  # where a slow import waits
-    app = imported(settings, complete, context.log)
+    failed = list[str]()
+    app = imported(settings, complete, context.log, tell=failed.append)
     if isinstance(app, Exit):
+        context.sender.send(ImportFailed(code=code, error=cut(redact(" ".join(failed)), LONGEST)))
         return int(app)
     faulthandler.unregister(signal.SIGUSR1)
     serve, found = serve_for(app), obstacles()
@@ -142,9 +146,16 @@ def run_template(
     return fork_on_request(replace(context, code=code), OrderReader(sock), app, serve, watch)
 
 
-def imported(settings: Settings, complete: Complete, log: Log, *, first: bool = True) -> Qd | Exit:
-    """Import the app and check the configuration, and first: the servers. Returns an Exit, after logging the reason, if that
-    fails."""
+def imported(
+    settings: Settings,
+    complete: Complete,
+    log: Log,
+    *,
+    first: bool = True,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Qd | Exit:
+    """Import the app and check the configuration, and first: the servers. Returns an Exit if that fails, after logging the
+    reason and calling `tell` with it."""
     carry_job(job_fields)
     try:
         app = load_app(settings)
@@ -164,18 +175,21 @@ def imported(settings: Settings, complete: Complete, log: Log, *, first: bool = 
             check_homes(app.schedule.here(app.settings.env), app.settings, app.connections.own)
     except ConfigError as error:
         log.error("app.refused", reason=str(error))
+        tell(str(error))
         return Exit.CONFIG
     except QdError as error:
         log.error("app.import_failed", app=settings.app, error=f"{error}{user_line(error)}")
+        tell(f"{error}{user_line(error)}")
     except BaseException as error:
         log.error("app.import_failed", app=settings.app, error=short(error), trace=full(error, log))
+        tell(f"{short(error)}{user_line(error)}")
     else:
-        return app if not first or may_start(app, log) else Exit.CONFIG
+        return app if not first or may_start(app, log, tell) else Exit.CONFIG
     return Exit.IMPORT
 
 
-def may_start(app: Qd, log: Log) -> bool:
-    """Check the servers and log warnings. False: an operator must fix a problem first; the log has the reason."""
+def may_start(app: Qd, log: Log, tell: Callable[[str], object]) -> bool:
+    """Check the servers and log warnings. False: an operator must fix a problem first; `tell` and the log have it."""
     settings, work, own = app.settings, app.settings.work, app.connections.own
     name = work.connection
     opened = partial(connections.open_queue, token=TOKEN, title="qd: start", patience=PATIENCE, own=own)
@@ -197,6 +211,7 @@ def may_start(app: Qd, log: Log) -> bool:
                         space.call("EXISTS", prefix + keys.DOWN)
     except ConfigError as error:
         log.error("connection.refused", connection=name, reason=str(error))
+        tell(f"connection {name}: {error}")
         return False
     for place, hint in hints:
         log.warning("connection.warning", connection=place, hint=hint)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,6 +214,39 @@ def test_the_old_code_stays_when_the_new(
     work.wait_line("master.reloaded")
     runs_version(redis, witness, "two")
     work.stop()
+
+
+@RESTARTED
+def test_refused_code_is_reported_until_a_reload_succeeds(shop: Project, redis: Client) -> None:
+    """With the error and an event, also by a new keeper."""
+    work = ready(shop)
+
+    def report() -> dict[str, Any]:
+        (text,) = redis.hash("qd:masters").values() or ["{}"]
+        return dict(json.loads(text))
+
+    eventually(lambda: report().get("refused") == "", what="a report")
+    shop.jobs(BAD["does not import"])
+    line = (shop.root / "jobs.py").read_text().splitlines().index("import nothing_of_that_name") + 1
+    result = shop.qd("restart", "--rolling", "--wait", "1h")
+    error = f"ModuleNotFoundError: No module named 'nothing_of_that_name' ({shop.root}/jobs.py:{line})"
+    way = "fix it and restart again: a restart by its supervisor would end with exit 3"
+    assert (result.returncode, result.stdout.partition(" runs the old: ")[2]) == (1, f"{error}; {way}\n")
+    work.child("qd: keeper").kill()
+    eventually(lambda: report()["keeper_restarts"] == 1)
+    assert report()["refused"] == f"{error}; {way}"  # in its first report, too
+    shop.jobs(version("two"))
+    assert shop.qd("restart", "--rolling", "--wait", "1h").returncode == 0
+    assert (report()["refused"], report()["refused_at"]) == ("", None)
+    shop.config("[worker]\nwokers = 3")
+    work.signal(signal.SIGHUP)
+    eventually(lambda: "wokers" in report()["refused"])
+    work.stop()
+    shop.config()
+    events = [json.loads(line) for line in shop.qd("events", "--json").stdout.splitlines()]
+    told = [event["reason"] for event in events if event["what"] == "refused new code"]
+    assert told[0] == f"{error}; {way}"
+    assert "wokers" in told[1]
 
 
 IMPATIENT = """

@@ -61,10 +61,12 @@ def test_each_event_is_recorded_once_by_whichever_keeper_is_there(board: Scorebo
     for _ in range(3):
         board.count(H.CRASH_LOOPS)
     board.count(H.LEASES_LOST)
+    for _ in range(2):
+        board.note_refusal("ImportError: no x; fix it")
     again.record()
-    assert control.found[1:] == [("new code", 1), ("crash loop", 3), ("lease lost", 1)]
+    assert control.found[1:] == [("refused new code", 2), ("new code", 1), ("crash loop", 3), ("lease lost", 1)]
     keeper(board, control, tmp_path).record(stopped=True)
-    assert control.found[4:] == [("master stopped", 1)]
+    assert control.found[5:] == [("master stopped", 1)]
 
 
 def test_an_event_stays_due_while_the_server_is_unreachable(board: Scoreboard, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from qd.app import Qd
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.checks.project import Project
-from qd.cli.diagnosis import blind, of_failed, of_queue, way_back
+from qd.cli.diagnosis import blind, of_failed, of_queue, refused_code, way_back
 from qd.cli.output import by_whom, count, duration, moving, quote
 from qd.cli.schedule.entries import EntryView, by_connection, fault, overdue, read_ticks, sent
 from qd.cli.state import FRESH, QueueLine, State, display_of, full, is_object_job, jobs_of, overdue_of, refusal, stale
@@ -89,7 +89,10 @@ def judged(master: MasterReport, state: State) -> Iterator[Finding]:
     if master.version != __version__:
         way = "install the same version everywhere, then `qd restart`"
         found.append(warn(what, f"{where} is qd {master.version or 'of old'}, this is {__version__}", way))
-    if restart is not None and 0 < master.booted_at < restart.at and now - restart.at > OBEYED:
+    if master.refused:
+        fact, way = refused_code(master, now)
+        found.append(warn(what, f"{where} {fact}", way))
+    elif restart is not None and 0 < master.booted_at < restart.at and now - restart.at > OBEYED:
         fact = f"{where} runs code from before the `qd restart` of {duration(now - restart.at)} ago"
         way = "a long job may delay it (`qd status`); else restart it by its supervisor"
         found.append(warn(what, fact, way))

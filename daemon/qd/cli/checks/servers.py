@@ -65,7 +65,7 @@ def answers(space: Keyspace, where: str) -> Finding:
         if isinstance(error, NeedsMending):
             raise
         if "MISCONF" not in str(error):  # the answer to PING, while it serves reads: written() reports it
-            return fail(what, error, reach(where), Exit.UNAVAILABLE)
+            return fail(what, error, reach(where, error), Exit.UNAVAILABLE)
     return ok(what, space.place)
 
 
@@ -79,11 +79,16 @@ def takes(queue: Connector, at: ConnectionSettings) -> Finding:
     except ConnectionLost as error:
         if isinstance(error, NeedsMending):
             raise
-        return fail(what, error, reach(at.name), Exit.UNAVAILABLE)
+        return fail(what, error, reach(at.name, error), Exit.UNAVAILABLE)
     return ok(what, mask_url(at.url or at.driver))
 
 
-def reach(where: str) -> str:
+def reach(where: str, error: Exception) -> str:
+    """What to do about a failed first call. A connect that timed out says "does not answer" instead of "broke"."""
+    if "broke: no answer in time" in str(error):
+        see = "`redis-cli --latency`, `redis-cli slowlog get` and" if "Redis at" in str(error) else "its log and"
+        fact = "it accepts connections and does not answer: it hangs, swaps, or runs a slow command"
+        return f"{fact}; see {see} the memory of its host"
     return f"start it, or fix the url; `qd config show` shows where {where} points to"
 
 
