@@ -182,6 +182,20 @@ def test_failures_beyond_the_rate_are_an_alert(
 
 
 @pytest.mark.usefixtures("busy")
+def test_a_failure_rate_needs_five_jobs_that_have_ended(
+    qd: Run, configured: Callable[[str], None], redis: Client, hook: Webhook
+) -> None:
+    configured(f'[alerts]\nwebhook = "{hook.url}"\nfailure_rate = 20\n')
+    minute = int(float(redis.text("TIME")[0]) // 60)
+    redis.call("HSET", f"qd:{{stats}}:m:{minute}", "redis\x1fmail\x1fx", "1 0:4 2:4")  # the rate is not extrapolated
+    assert qd("alerts", "--once").exit_code == 0
+    assert hook.told() == []
+    redis.call("HSET", f"qd:{{stats}}:m:{minute - 4}", "redis\x1fmail\x1fx", "1 0:1 2:1")
+    assert qd("alerts", "--once").exit_code == 0
+    assert hook.told() == [("begun", "failure-rate mail")]
+
+
+@pytest.mark.usefixtures("busy")
 def test_the_template_makes_the_body(qd: Run, configured: Callable[[str], None], redis: Client, hook: Webhook) -> None:
     redis.call("RENAME", "queues:mail", 'queues:a"\u202eb')
     template = 'template = \'{"content": {text}, "n": 1}\'\n'

@@ -157,6 +157,26 @@ def test_a_nearly_full_failed_store_is_a_warning(
     assert used in lines[-1]
 
 
+def test_a_job_without_a_timeout_that_runs_for_more_than_an_hour_is_a_warning(qd: Run, redis: Client) -> None:
+    now = server_time(redis)
+    payload = '{"id":"J1","job":"mail.all","data":{},"attempts":1,"rsv":"T1.1.5.0","createdAt":1}'
+    redis.call("ZADD", "queues:mail:reserved", now + 60, payload)
+    runs = {"slot": 1, "pid": 415, "state": "busy", "job": "mail.all", "queue": "mail"}
+    report(redis, workers=[{**runs, "since": now - 3 * 3600}])
+    fact = "worker 1 of mail@app-1 (pid 411) has run mail.all for 3h without a timeout"
+    assert warned(qd) == [f"{fact}; `qd cancel J1` if it hangs"]
+    assert f"warn: {fact}; `qd cancel J1` if it hangs\n" in done(qd("status"))
+    push(redis)
+    limit = "queue 'mail': 1 ready, more than 0"
+    assert (
+        reasons(qd, "--max-ready", "0")[0][1] == f"{limit} (all workers are busy, {fact}); `qd cancel J1` if it hangs"
+    )
+    report(redis, workers=[{**runs, "since": now - 3 * 3600, "timeout": 4 * 3600}])
+    assert warned(qd) == []
+    report(redis, workers=[{**runs, "since": now - 3000}])
+    assert warned(qd) == []
+
+
 # -- jobs that no worker takes
 
 
@@ -514,12 +534,12 @@ def test_a_queue_that_only_php_serves_is_never_advice_to_start_qd(
 
 def test_repeated_worker_crashes_are_a_reason(qd: Run, redis: Client) -> None:
     now = server_time(redis)
-    report(redis, crashes=[now - 70, now - 31, now - 25, now - 20, now - 10, now - 5])
+    report(redis, crashes=[now - 70, now - 61, now - 25, now - 20, now - 10, now - 5])
     assert reasons(qd) == []
-    report(redis, crashes=[now - 25, now - 20, now - 10, now - 5, now - 1])
+    report(redis, crashes=[now - n for n in (35, 34, 33, 32, 31)])  # for more than two checks of `qd alerts`
     kind, text = reason(qd)
     assert kind == "crashes"
-    assert "mail@app-1 (pid 411): 5 workers crashed in the last 30s" in text
+    assert "mail@app-1 (pid 411): 5 workers crashed in the last minute; see `worker.died` and `job.killed`" in text
     assert "worker.died" in text
 
 

@@ -34,7 +34,8 @@ def filled(redis: Client) -> float:
     redis.call("SET", "queues:reports:paused", json.dumps({"by": "ana", "reason": "", "at": now, "until": None}))
     states = ("busy", "waiting", "waiting")
     workers = [{"slot": n, "pid": 414 + n, "state": state} for n, state in enumerate(states)]
-    report(redis, workers=workers, crashes=[now - 1])
+    running = {**workers[0], "job": "runs", "queue": "mail", "since": now - 45}
+    report(redis, workers=[running, *workers[1:]], crashes=[now - 1])
     report(redis, "T2", workers=workers, seen_at=now - 60)
     last = {"tick": now - 65, "began": now - 60, "ended": now - 50, "outcome": "failed"}
     redis.call("HSET", "qd:schedule:last", "nightly", json.dumps(last))
@@ -56,6 +57,7 @@ def test_gauges_show_queues_workers_schedule_and_servers(qd: Run, redis: Client,
     workers = {state: found[f'qd_workers{{pool="mail",state="{state}"}}'] for state in metrics.WORKER_STATES}
     assert workers == {"busy": 1, "waiting": 2, "starting": 0, "looking": 0, "idle": 0}
     assert found['qd_worker_recent_crashes{pool="mail"}'] == 1
+    assert 45 <= found['qd_longest_job_seconds{pool="mail"}'] < 90
     assert (found["qd_maintenance{}"], found['qd_server_up{connection="redis"}']) == (0, 1)
     assert found['qd_server_memory_bytes{connection="redis"}'] > 100_000
     assert found['qd_schedule_late_seconds{entry="nightly"}'] == 5

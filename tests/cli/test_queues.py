@@ -29,12 +29,10 @@ def two(redis: Client, still: None) -> float:
     redis.call("HSET", "queues:mail:failed", *[word for n in range(6) for word in (f"f{n}", "x")])
     note = {"by": "ana@app-1", "reason": "db upgrade", "at": now - 2400, "until": None}
     redis.call("SET", "queues:reports:paused", json.dumps(note))
-    for minute in range(int(now // 60) - 5, int(now // 60) + 1):
-        left, ended = 1222 + 120 * (int(now // 60) - minute), 180
-        if minute == int(now // 60):  # it has begun
-            ended = round(180 * (now % 60 + 0.5) / 60)
-        redis.call("HSET", f"qd:{{stats}}:m:{minute}", "redis\x1fmail\x1fx", f"1 0:{ended} 1:{ended}")
-        redis.call("HSET", f"qd:{{stats}}:q:{minute}", "redis\x1fmail", f"1 {left} 0 0 6 12")
+    for back in range(6):
+        minute, at = int(now // 60) - back, now - 60 * back
+        redis.call("HSET", f"qd:{{stats}}:m:{minute}", "redis\x1fmail\x1fx", "1 0:180 1:180" if back < 5 else "1")
+        redis.call("HSET", f"qd:{{stats}}:q:{minute}", "redis\x1fmail", f"2 {1222 + 120 * back} 0 0 6 12 {at}")
     report(redis, workers=[{"slot": n, "pid": 414 + n, "state": "waiting"} for n in range(2)])
     return now
 

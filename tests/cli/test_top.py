@@ -89,10 +89,10 @@ def fleet(redis: Client) -> float:
         redis.call("ZADD", "queues:mail:failed_at", now - n, f"f{n}")
     note = {"by": "on-call", "reason": "db upgrade", "at": now - 2400, "until": None}
     redis.call("SET", "queues:reports:paused", json.dumps(note))
-    for minute in range(int(now // 60) - 5, int(now // 60) + 1):
-        left = 1222 - 50 * (int(now // 60) - minute)
+    for back in range(6):
+        minute, at = int(now // 60) - back, now - 60 * back
         redis.call("HSET", f"qd:{{stats}}:m:{minute}", "redis\x1fmail\x1fmail.welcome", "1 0:180 1:180 20:180 40:180")
-        redis.call("HSET", f"qd:{{stats}}:q:{minute}", "redis\x1fmail", f"1 {left} 0 0 6 12")
+        redis.call("HSET", f"qd:{{stats}}:q:{minute}", "redis\x1fmail", f"2 {1222 - 50 * back} 0 0 6 12 {at}")
     busy = {"state": "busy", "job": "mail.welcome", "queue": "mail", "running": 1}
     workers = [
         {"slot": 0, "pid": 414, "done": 4402, "since": now - 12, "timeout": 60, "grown": 5 << 20, **busy},

@@ -59,7 +59,9 @@ def test_a_ready_job_has_its_position_and_its_workers(qd: Run, app: Qd, redis: C
     assert causes(qd, first.id) == ["next"]
     assert causes(qd, second.id) == ["queued"]
     report(redis, workers=[BUSY])
-    assert done(qd("why", first.id)) == "busy        first in mail, and its 1 worker run other jobs\n"
+    assert done(qd("why", first.id)) == "busy        first in mail, and its only worker runs another job\n"
+    report(redis, workers=[BUSY, {**BUSY, "slot": 2}])
+    assert "its 2 workers run other jobs" in done(qd("why", first.id))
 
 
 @pytest.mark.leaves("qd:job:*", "qd:events")

@@ -132,7 +132,7 @@ def fill(redis: Client) -> float:
             ("webhooks", 80 + minute % 7),
             ("reports", 12 if ago < 6 else 3),
         ):
-            redis.call("HSET", f"qd:{{stats}}:q:{minute}", f"redis\x1f{queue}", f"1 {depth} 0 1 0 12")
+            redis.call("HSET", f"qd:{{stats}}:q:{minute}", f"redis\x1f{queue}", f"2 {depth} 0 1 0 12 {now - 60 * ago}")
     workers = [
         {
             "slot": n,

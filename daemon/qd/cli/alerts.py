@@ -44,7 +44,7 @@ PATIENCE = 10.0  # seconds for a webhook and for a program
 BEAT = 60.0  # seconds between two calls of the heartbeat url
 KEPT = 7 * 86400.0  # seconds
 SHOWN = 20  # alerts in the text of one message
-ENOUGH = 10  # jobs that must have ended before a failure rate counts
+ENOUGH = 5  # jobs that must have ended in the window of a failure rate
 STOPS = {signal.SIGTERM, signal.SIGINT}
 HIDDEN = ("unserved", "no-master", "masters")  # not found for a while after `qd restart`
 Findings = Mapping[str, str]  # what it is (`max-ready mail`) -> the fact, the thing with its value, the fix
@@ -221,7 +221,7 @@ def findings_of(state: State, alerts: AlertSettings, rates: Mapping[Place, Rate]
         for reason in over(line, HealthThresholds(max_ready=own.max_ready, max_age=own.max_wait), state):
             found[f"{reason.kind} {line.name}"] = reason.text
         rate = rates.get((line.connection, line.name), Rate())
-        part = rate.failed / rate.leaves if rate.leaves * 5 >= ENOUGH else 0.0
+        part = rate.failed / rate.leaves if rate.ended >= ENOUGH else 0.0
         if own.failure_rate is not None and part * 100 > own.failure_rate:
             fact = f"{part:.0%} of the jobs of the last 5 minutes failed, more than {own.failure_rate} %"
             text = f"queue '{line.name}': {fact}; see `qd failed summary -q {quote(line.name)}`"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from qd.cli.output import ago, by_whom, count, duration, moving, quote, resuming
-from qd.cli.state import FIRST, QueueLine, State, stale
+from qd.cli.state import FIRST, QueueLine, State, runs_long, stale
 from qd.drivers.keyspace import keys
 from qd.payload.format import OBJECT_JOB
 from qd.store.fleet import Target
@@ -18,7 +18,7 @@ from qd.store.statistics import Place, Rate
 
 STUCK = 10.0  # seconds in which nothing was taken from a queue with jobs
 UNTAKEN = 60.0  # seconds a job for PHP may wait, if no master reports since when
-CRASHES, WITHIN = 5, 30.0  # this many workers of one master in this many seconds
+CRASHES, WITHIN = 5, 60.0  # this many workers of one master in this many seconds; `qd alerts` must see it in two checks
 REPLACED, APART = 5, 60.0  # keepers of one master, and the mean seconds between them
 UNSCHEDULED = 5.0  # seconds without a scheduler where one is wanted; it is replaced within one
 FULL = 0.8  # part of the failed store's limits; above it there is a warning
@@ -134,7 +134,7 @@ def of_master(master: MasterReport, state: State) -> Iterator[Reason]:
         yield Reason("hung-master", f"{who}: {hung(master)}", master=title)
     crashed = [at for at in master.crashes if state.now - at <= WITHIN]
     if len(crashed) >= CRASHES:
-        fact = f"{len(crashed)} workers crashed in the last {duration(WITHIN)}; see `worker.died` in its log"
+        fact = f"{len(crashed)} workers crashed in the last minute; see `worker.died` and `job.killed` in its log"
         yield Reason("crashes", f"{who}: {fact}", master=title)
     for slot in master.silent_workers:
         yield Reason("silent-worker", f"{who}: {silent(master, slot)}", master=title)
@@ -259,7 +259,8 @@ def untaken(line: QueueLine, state: State) -> Untaken:
         way = held or "CONT to a paused master resumes it"
         return Untaken("", f"{names_of(found)} is {found[0].state}", way)
     if all(busy(master) for master in found if works(master)):
-        return Untaken("", "all workers are busy", "add workers")
+        fact, way = next(long_jobs(found, state.now), ("", "add workers"))
+        return Untaken("", ", ".join(filter(None, ("all workers are busy", fact))), way)
     return Untaken("", "", "add workers")
 
 
@@ -306,6 +307,18 @@ def of_line(line: QueueLine, state: State) -> Iterator[tuple[str, str]]:
     yield from of_failed(line, state.now)
     yield from of_held(line, state)
     yield from of_paused_masters(line, state)
+    yield from long_jobs(serving_now(line, state), state.now, line.name)
+
+
+def long_jobs(found: list[MasterReport], now: float, queue: str | None = None) -> Iterator[tuple[str, str]]:
+    """Jobs (of this queue) that may never end, the longest first, each with a fix."""
+    workers = [(master, worker) for master in found for worker in master.workers if runs_long(worker, now)]
+    for master, worker in sorted(workers, key=lambda pair: pair[1].since or now):
+        if queue in (None, worker.queue):
+            ran = duration(now - (worker.since or now))
+            fact = f"worker {worker.slot} of {names_of([master])} has run {worker.job} for {ran} without a timeout"
+            stack = "USR1 to the master writes its stack to the log"
+            yield fact, f"`qd cancel {quote(worker.job_id)}` if it hangs" if worker.job_id else stack
 
 
 def of_held(line: QueueLine, state: State) -> Iterator[tuple[str, str]]:

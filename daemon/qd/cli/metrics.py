@@ -157,6 +157,12 @@ def of_fleet(state: State) -> Iterator[str]:
     recent = [({"pool": pool}, count) for pool, count in sorted(crashes.items())]
     text = "Workers that crashed in the last 60 s, at most 8 of a master."
     yield from metric("qd_worker_recent_crashes", text, recent)
+    longest = dict.fromkeys(sorted(crashes), 0.0)
+    for one, silent in heard:
+        began = [] if silent else [each.since for each in one.workers if each.job and each.since is not None]
+        longest[one.pool_title] = max([longest[one.pool_title], *(state.now - at for at in began)])
+    text = "How long the running job that began first has run; 0 if none runs."
+    yield from metric("qd_longest_job_seconds", text, [({"pool": pool}, each) for pool, each in longest.items()])
     yield from metric("qd_maintenance", "1 during maintenance mode.", [({}, state.down is not None)])
 
 

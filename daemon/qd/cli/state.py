@@ -30,7 +30,7 @@ from qd.store import controls, fleet, masters, schedule
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Fill
 from qd.store.fleet import Fleet
-from qd.store.masters import MasterReport
+from qd.store.masters import MasterReport, WorkerReport
 from qd.store.waiting import waiting
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ FRESH = 3.0  # seconds: a master that reported since then proves that its server
 OLD = 10.0  # seconds a job has waited when its server may be the reason
 PROBE = "qd:probe"  # a key that never exists, to try a write
 STALE = 5.0  # seconds without a report; one comes each second
+LONG = 3600.0  # seconds after which a running job without a timeout is reported
 
 
 class Partly:
@@ -198,6 +199,9 @@ def read_state(found: Settings, *, only: Sequence[str] = (), also: Sequence[str]
         # The last call: a server that refuses may close the connection.
         refused[found.control] = partly.read(store.space, "", "", refusal, store)
     refused = {place: why for place, why in refused.items() if why}
+    if long := [master for master in reports if any(runs_long(worker, now) for worker in master.workers)]:
+        with suppress(ConnectionLost, ServerRefused):
+            name_jobs(found, long)
     known = (now, down, restart, reports, queues, paused_entries, away, refused, found.control)
     in_database = hasattr(store.space, "connection")
     return State(*known, partly.away, tuple(partly.unknown), of_fleet, store.prefix, in_database)
@@ -273,6 +277,15 @@ def running(found: Settings, reports: Iterable[MasterReport]) -> dict[tuple[str,
                     mark = split_mark(payload.rsv or "")
                     turns.setdefault((mark.token, mark.slot), []).append((mark.turn, payload))
     return {worker: [job for _, job in sorted(jobs, key=itemgetter(0))] for worker, jobs in turns.items()}
+
+
+def name_jobs(found: Settings, reports: Iterable[MasterReport]) -> None:
+    """Write the ids of running jobs into the reports of their workers."""
+    jobs = running(found, reports)
+    for master in reports:
+        for worker in master.workers:
+            own = (job for job in jobs.get((master.token, worker.slot), ()) if job.display == worker.job)
+            worker.job_id = next((job.id or job.uuid for job in own), None)
 
 
 def note_unknown(found: Settings, places: Sequence[str], queue: str) -> None:
@@ -384,6 +397,11 @@ def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:
         found = [error]
     refused = [each for each in found if isinstance(each, ServerBusy | ServerRefused)]
     return next((str(each) for each in refused if not isinstance(each, NeedsMending)), "")  # doctor checks the rights
+
+
+def runs_long(worker: WorkerReport, now: float) -> bool:
+    """Whether its job may never end: it has no timeout, and has run for more than an hour."""
+    return bool(worker.job) and worker.timeout is None and worker.since is not None and now - worker.since > LONG
 
 
 def stale(master: MasterReport, now: float) -> bool:

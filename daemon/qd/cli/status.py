@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_line, of_refused_code, refusals
 from qd.cli.output import by_whom, fields
-from qd.cli.state import QueueLine, State, read_state, running, stale, unknown_queue
+from qd.cli.state import QueueLine, State, name_jobs, read_state, stale, unknown_queue
 from qd.config.settings import Settings
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.exit_codes import Exit
@@ -38,7 +38,7 @@ def status() -> int:
     found = context.settings()
     state = read_state(found)
     with suppress(ConnectionLost, ServerRefused):
-        name_jobs(found, state)
+        name_jobs(found, state.masters)
     if context.given().json:
         output.document(document(state))
     else:
@@ -46,15 +46,6 @@ def status() -> int:
     for name, why in state.away.items():
         output.note(f"qd: the queues of connection {name} are unknown: {why}")
     return Exit.UNAVAILABLE if state.away else Exit.OK
-
-
-def name_jobs(found: Settings, state: State) -> None:
-    """Write the ids of running jobs into the reports of their workers."""
-    jobs = running(found, state.masters)
-    for master in state.masters:
-        for worker in master.workers:
-            own = (job for job in jobs.get((master.token, worker.slot), ()) if job.display == worker.job)
-            worker.job_id = next((job.id or job.uuid for job in own), None)
 
 
 @click.command()
@@ -112,7 +103,8 @@ def queue_of(line: QueueLine, rate: Rate | None) -> dict[str, Any]:
         paused = fields(line.paused, "by", "reason") | times
     if rate is not None:
         paces = {"in": rate.enters, "out": rate.leaves, "failed": rate.failed, "growth": rate.growth}
-        seconds = {"empty_in_s": rate.eta and round(rate.eta), "wait_p95_s": rate.wait_p95, "run_p95_s": rate.run_p95}
+        empty_in = rate.empty_in(line.sizes)
+        seconds = {"empty_in_s": empty_in and round(empty_in), "wait_p95_s": rate.wait_p95, "run_p95_s": rate.run_p95}
         rates = {f"{name}_per_min": round(pace, 1) for name, pace in paces.items()} | seconds
     dropped = output.iso(line.failed.dropped_at)
     return {**queue_document(line), "rates": rates, "paused": paused, "dropped_at": dropped}
@@ -230,7 +222,7 @@ def say_queues(state: State, rates: Mapping[Place, Rate] | None = None) -> None:
             f"{line.connection}:{line.name}" if several else line.name,
             *(line.sizes.ready, line.sizes.delayed, line.sizes.reserved, line.sizes.failed),
             output.duration(line.sizes.oldest_age),
-            *(() if rates is None else paces(rates.get((line.connection, line.name)))),
+            *(() if rates is None else paces(line, rates.get((line.connection, line.name)))),
             line.workers,
             line.error or (f"paused{by_whom(line.paused, state.now)}" if line.paused else ""),
         )
@@ -239,10 +231,15 @@ def say_queues(state: State, rates: Mapping[Place, Rate] | None = None) -> None:
     output.table(head, rows, right=("ready", "delayed", "reserved", "failed", "in/min", "out/min", "workers"))
 
 
-def paces(rate: Rate | None) -> tuple[str, str, str]:
+def paces(line: QueueLine, rate: Rate | None) -> tuple[str, str, str]:
     if rate is None:
         return "-", "-", "-"
-    return f"{rate.enters:,.0f}", f"{rate.leaves:,.0f}", output.duration(rate.eta)
+    return pace(rate.enters), pace(rate.leaves), output.duration(rate.empty_in(line.sizes))
+
+
+def pace(jobs: float) -> str:
+    """Jobs per minute; few of them with a decimal, so that 2 in five minutes are not 0."""
+    return f"{jobs:,.1f}" if 0.05 <= jobs < 9.95 else f"{jobs:,.0f}"
 
 
 def warnings(state: State) -> Iterable[str]:

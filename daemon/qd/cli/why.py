@@ -14,7 +14,7 @@ import click
 from qd.cli import context, output
 from qd.cli.context import app_if_named
 from qd.cli.job import JobView, look_up, masters_of, places, where
-from qd.cli.output import by_whom, count, duration, moving, quote, resuming
+from qd.cli.output import by_whom, duration, moving, quote, resuming
 from qd.cli.state import known_queues, our_queues
 from qd.config.settings import Settings
 from qd.dispatch.results import CANCELLED, was_cancelled
@@ -250,5 +250,6 @@ def position(seen: JobView, spot: Found, there: list[MasterReport]) -> Finding:
     if ahead:
         return Finding("queued", f"{ahead:,} {'job' if ahead == 1 else 'jobs'} of {queue} ahead of it")
     if workers and all(worker.job for worker in workers):
-        return Finding("busy", f"first in {queue}, and its {count(len(workers), 'worker')} run other jobs")
+        others = "only worker runs another job" if len(workers) == 1 else f"{len(workers)} workers run other jobs"
+        return Finding("busy", f"first in {queue}, and its {others}")
     return Finding("next", f"first in {queue}")

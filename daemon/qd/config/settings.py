@@ -154,7 +154,7 @@ class QueueAlerts:
     max_wait: float | None = option(None, "span", "alert if the oldest ready job has waited longer than this")
     max_ready: int | None = option(None, "count", "alert if more jobs than this are ready", unit="jobs", at_least=1)
     failure_rate: int | None = option(
-        None, "count", "alert if more than this share of the jobs that ended within 5 minutes failed",
+        None, "count", "alert if more than this share of the jobs that ended within 5 minutes failed, of at least 5 jobs",
         unit="percent", at_least=1, at_most=99,
     )  # fmt: skip
 

@@ -345,8 +345,8 @@ def trend(line: QueueLine, rate: Rate | None, growing: bool) -> tuple[str, str]:
         return "", ""
     if growing:
         return "warn", f"▲ growing by {pace(rate.growth)}/min"
-    if rate.eta is not None and line.sizes.ready:
-        return "", f"empty in {output.duration(rate.eta)}"
+    if line.sizes.ready and (seconds := rate.empty_in(line.sizes)) is not None:
+        return "", f"empty in {output.duration(seconds)}"
     return "", "steady"
 
 

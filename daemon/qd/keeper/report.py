@@ -256,7 +256,7 @@ class Statistics:
         self.counters, self.ledger = context.board.counters, Ledger(context.board.counters)
         self.alive = context.board.keeper_is_alive
         self._queues = deque(queues[:QUEUES])
-        self._due = time.monotonic() + EVERY
+        self._due = 0.0  # at once: rates begin with the first sizes
         self._refused = False
 
     def write(self, server_now: float, *, leaving: bool = False) -> None:
@@ -266,7 +266,7 @@ class Statistics:
             return
         self._due = at + EVERY
         try:
-            depths = [] if leaving else self._depths(at + BUDGET)
+            depths = [] if leaving else self._depths(at + BUDGET, server_now)
             number, added = self.ledger.open(self.counters.totals())
             if leaving and not added:
                 return
@@ -275,7 +275,8 @@ class Statistics:
             args: list[Arg] = [self.token, number, MOST, *ms, OTHER, len(added), *pairs, *depths]
             names = [keys.STATS_NUMBERS, keys.STATS_TOTAL, keys.stats_hour(int(server_now // 3600))]
             minute = int(server_now // 60)
-            self.control.step(script("stats"), [*names, keys.stats_minute(minute), keys.stats_depths(minute)], *args)
+            names += [keys.stats_minute(minute), keys.stats_depths(minute), keys.stats_depths(minute - 1)]
+            self.control.step(script("stats"), names, *args)
             self.ledger.confirm()
         except ServerRefused as error:
             if not self._refused:
@@ -287,7 +288,7 @@ class Statistics:
             self._refused = False
             self.log.info("statistics.written_again")
 
-    def _depths(self, until: float) -> list[str]:
+    def _depths(self, until: float, server_now: float) -> list[str]:
         found, connection = list[str](), self.queue.settings.name
         for _ in range(len(self._queues)):
             if time.monotonic() > until:
@@ -301,7 +302,7 @@ class Statistics:
                 if MISTYPED not in str(error):
                     raise
                 continue  # the beat reports it
-            depth = Depth(sizes.ready, sizes.delayed, sizes.reserved, sizes.failed, sizes.oldest_age)
+            depth = Depth(sizes.ready, sizes.delayed, sizes.reserved, sizes.failed, sizes.oldest_age, server_now)
             found += [f"{connection}{keys.OF}{queue}", text_of_depth(depth)]
         return found
 

@@ -11,7 +11,9 @@ A History reads the minutes of the last hours, and computes how fast jobs come a
 
     out  jobs per minute that have ended: done, failed, cancelled
     in   out + the growth of ready, delayed and reserved jobs; also what `qd clear` or a move took away counts
-    eta  seconds until the queue is empty at this pace; None: it is not shrinking, or it is empty
+
+They cover the time since the first size of the queue in the window. A keeper writes sizes when it starts, also as those at
+the end of the minute before unless that minute has some. So the first one counts even after later ones of its minute.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from qd.drivers.keyspace import keys
+from qd.drivers.types import Sizes
 from qd.process.counters import BUCKETS, RUN, RUN_US, WAIT, WAIT_US, WORDS
 from qd.store.base import Store
 
-FORMAT = b"1"
+FORMAT = b"1"  # of numbers; of depths until 0.9
+TIMED = b"2"  # of depths: with the time
 MOST = 300  # names in a total, an hour or a minute, for all masters
 OTHER = keys.OF.join(("", "", "other"))
 KEPT_MINUTES, KEPT_HOURS = 8 * 3600, 30 * 86400  # seconds
@@ -64,13 +68,14 @@ class Numbers(NamedTuple):
 
 
 class Depth(NamedTuple):
-    """What a queue held. oldest: seconds for which the next job has been waiting."""
+    """What a queue held. oldest: seconds for which the next job has been waiting. at: None: at the end of its minute."""
 
     ready: int
     delayed: int
     reserved: int
     failed: int
     oldest: float | None
+    at: float | None = None
 
 
 NOTHING = Numbers(0, 0, 0, 0, 0, 0, 0, 0, 0, (0,) * BUCKETS, (0,) * BUCKETS, 0, 0)
@@ -110,7 +115,7 @@ def text_of_numbers(words: Iterable[int]) -> str:
 
 
 def text_of_depth(depth: Depth) -> str:
-    return " ".join([FORMAT.decode(), *("-" if value is None else f"{value:.10g}" for value in depth)])
+    return " ".join([TIMED.decode(), *("-" if value is None else f"{value:.15g}" for value in depth)])
 
 
 def _numbers(fields: Mapping[str, bytes]) -> dict[Name, Numbers]:
@@ -131,10 +136,10 @@ def _depths(fields: Mapping[str, bytes]) -> dict[Name, Depth]:
     found = dict[Name, Depth]()
     for field, value in fields.items():
         connection, _, queue = field.partition(keys.OF)
-        if value[:2] == FORMAT + b" ":
-            ready, delayed, reserved, failed, oldest = value.split()[1:]
+        if value[:2] in (FORMAT + b" ", TIMED + b" "):
+            ready, delayed, reserved, failed, *times = value.split()[1:]
             counts = int(ready), int(delayed), int(reserved), int(failed)
-            found[Name(connection, queue, "")] = Depth(*counts, None if oldest == b"-" else float(oldest))
+            found[Name(connection, queue, "")] = Depth(*counts, *(None if at == b"-" else float(at) for at in times))
     return found
 
 
@@ -142,15 +147,21 @@ def _depths(fields: Mapping[str, bytes]) -> dict[Name, Depth]:
 
 
 class Rate(NamedTuple):
-    """Per minute, over the last minutes. wait_p95, run_p95: seconds; None: no job was started, or none ended."""
+    """Per minute, over the last minutes. wait_p95, run_p95: seconds; None: no job was started, or none ended. ended: jobs,
+    not per minute."""
 
     enters: float = 0.0
     leaves: float = 0.0
     failed: float = 0.0
     growth: float = 0.0
-    eta: float | None = None
     wait_p95: float | None = None
     run_p95: float | None = None
+    ended: int = 0
+
+    def empty_in(self, sizes: Sizes) -> float | None:
+        """Seconds until this queue is empty at this pace. None: it is empty now, or it is not shrinking."""
+        jobs = sizes.ready + sizes.delayed + sizes.reserved
+        return jobs / -self.growth * 60 if jobs and self.growth < 0 else None
 
 
 class Point(NamedTuple):
@@ -214,26 +225,27 @@ class History:
         return found
 
     def rates(self) -> Mapping[Place, Rate]:
-        """The rates of each queue over the last minutes, with the one that has begun."""
-        span = [minute for minute in self.minutes if minute >= int(self.now // 60) - WINDOW]
-        if not span:
-            return {}
-        added, depths = dict[Place, list[Numbers]](), dict[Place, list[tuple[int, int]]]()
+        """The rates of each queue over WINDOW minutes and the one that has begun, or the part of them that is known."""
+        before = int(self.now // 60) - WINDOW - 1  # its last sizes are those at the start of the window
+        span = [minute for minute in self.minutes if minute >= before]
+        added, depths = dict[Place, list[Numbers]](), dict[Place, list[tuple[float, int]]]()
         for minute in span:
-            for name, numbers in self.minutes[minute][0].items():
+            for name, numbers in self.minutes[minute][0].items() if minute > before else ():
                 added.setdefault(name[:2], []).append(numbers)
             for name, depth in self.minutes[minute][1].items():
-                depths.setdefault(name[:2], []).append((minute, depth.ready + depth.delayed + depth.reserved))
-        length = max(SHORTEST, self.now - span[0] * 60) / 60
+                at = min(self.now, 60.0 * (minute + 1)) if depth.at is None else depth.at
+                depths.setdefault(name[:2], []).append((at, depth.ready + depth.delayed + depth.reserved))
         found = dict[Place, Rate]()
         for place in {*added, *depths}:
-            total, held = summed(added.get(place, ())), depths.get(place, [(0, 0)])
-            (first, before), (last, now) = held[0], held[-1]
-            growth = (now - before) / (last - first) if last > first else 0.0
-            leaves = (total.done + total.failed + total.cancelled) / length
-            eta = now / -growth * 60 if growth < 0 and now else None
+            total = summed(added.get(place, ()))
+            held = depths.get(place, [(60.0 * span[0], 0)])
+            (began, first), (at, last) = held[0], held[-1]
+            # Keepers write counts and sizes together: what is newer than that is in neither.
+            until = at if self.now - at < 2 * SHORTEST else self.now
+            length, ended = max(SHORTEST, until - began) / 60, total.done + total.failed + total.cancelled
+            leaves, growth = ended / length, (last - first) / max(SHORTEST, at - began) * 60
             p95 = quantile(total.wait, 0.95), quantile(total.run, 0.95)
-            found[place] = Rate(max(0.0, leaves + growth), leaves, total.failed / length, growth, eta, *p95)
+            found[place] = Rate(max(0.0, leaves + growth), leaves, total.failed / length, growth, *p95, ended)
         return found
 
 

@@ -82,7 +82,8 @@ def store_of(queue: RedisQueue) -> KeyspaceStore:
 
 def count(store: KeyspaceStore) -> None:
     """A keeper's write of what its workers have done, as Statistics makes it."""
-    names = [keys.STATS_NUMBERS, keys.STATS_TOTAL, keys.stats_hour(1), keys.stats_minute(60), keys.stats_depths(60)]
+    names = [keys.STATS_NUMBERS, keys.STATS_TOTAL, keys.stats_hour(1), keys.stats_minute(60)]
+    names += [keys.stats_depths(60), keys.stats_depths(59)]
     job, depths = ("redis|a|job", "1 0:1"), ("redis|a", "4 1 1 0 1.0")
     assert store.step("stats", names, "Tok3n", 1, 100, 9000, 9000, 9000, "others", 1, *job, *depths) == 1
 

@@ -34,14 +34,14 @@ class Host:
 
     def __init__(self, store: KeyspaceStore, token: str = "Tok3n") -> None:
         self.store, self.lose, self.refuse = store, False, False
+        self.sizes = Sizes(ready=7, delayed=2, reserved=1, failed=3, oldest_age=4.5)
         self.lines = list[bytes]()
         self.context = ChildContext(Scoreboard(), cast(Any, None), token, 1, Log("keeper", write=self.lines.append))
         self.keeper()
 
     def keeper(self) -> None:
         """A new one."""
-        sizes = Sizes(ready=7, delayed=2, reserved=1, failed=3, oldest_age=4.5)
-        queue = SimpleNamespace(settings=SimpleNamespace(name="main"), sizes=lambda name: sizes)
+        queue = SimpleNamespace(settings=SimpleNamespace(name="main"), sizes=lambda name: self.sizes)
         control = SimpleNamespace(step=self._step)
         log = self.context.log
         self.statistics = Statistics(
@@ -61,9 +61,9 @@ class Host:
         row = own.started("mail", job, 3_000_000)
         own.ended(row, outcome, 1500)
 
-    def write(self) -> None:
+    def write(self, at: float | None = None) -> None:
         self.statistics._due = 0.0
-        self.statistics.write(self.store.now())
+        self.statistics.write(self.store.now() if at is None else at)
 
     def done(self) -> dict[str, int]:
         return {name.job: numbers.done for name, numbers in statistics.totals(self.store).items()}
@@ -90,7 +90,8 @@ def test_writes_add_up_to_totals_and_minutes(host: Host, store: KeyspaceStore) -
     minutes = statistics.periods(store, began, store.now()).values()
     assert sum(added[MAIL].started for added, _ in minutes if MAIL in added) == 2
     (depth, *_) = [depths[Name("main", "mail", "")] for _, depths in minutes]
-    assert depth == (7, 2, 1, 3, 4.5)
+    assert depth[:5] == (7, 2, 1, 3, 4.5)
+    assert began - 1 < (depth.at or 0.0) <= store.now()
 
 
 def test_a_write_whose_reply_is_lost_is_not_added_twice(host: Host) -> None:
@@ -145,7 +146,7 @@ def test_every_key_expires(host: Host, observer: Observer) -> None:
     host.count()
     host.write()
     names = observer.names()
-    assert len(names) == 5
+    assert len(names) == 6
     assert all(observer.call("PTTL", name) > 0 for name in names)
 
 
@@ -183,13 +184,14 @@ def rate_of(store: KeyspaceStore) -> Rate:
 
 def test_a_queue_that_shrinks_says_when_it_is_empty(store: KeyspaceStore) -> None:
     this = int(store.now() // 60)
-    for back in range(1, 6):
+    for back in range(1, 7):
         minute(store, this - back, 600, 1000 + 100 * back)
     rate = rate_of(store)
     assert rate.growth == -100
     assert 500 <= rate.leaves <= 600  # the current minute has begun
     assert rate.enters == pytest.approx(rate.leaves - 100)
-    assert rate.eta == pytest.approx(60 * 1100 / 100)
+    assert rate.empty_in(Sizes(500, 50, 0, 9, None)) == pytest.approx(60 * 550 / 100)
+    assert rate.empty_in(Sizes(0, 0, 0, 9, None)) is None
     assert (rate.wait_p95, rate.run_p95) == (2.048, 0.128)
 
 
@@ -198,8 +200,23 @@ def test_a_queue_that_grows_is_never_empty(store: KeyspaceStore) -> None:
     for back in range(1, 6):
         minute(store, this - back, 10, 1000 - 100 * back)
     rate = rate_of(store)
-    assert (rate.growth, rate.eta) == (100, None)
+    assert (rate.growth, rate.empty_in(Sizes(500, 50, 0, 9, None))) == (100, None)
     assert rate.enters == pytest.approx(rate.leaves + 100)
+
+
+def test_rates_of_the_first_seconds_count_what_came_and_ended(host: Host, store: KeyspaceStore) -> None:
+    """On a new server, as on a busy one: all of it is in the minute that has begun, or in two."""
+    now = store.now()
+    host.sizes = Sizes(0, 0, 0, 0, None)
+    host.write(now - 40)
+    for _ in range(20):
+        host.count()
+    host.sizes = Sizes(50, 5, 1, 0, 4.5)
+    host.write(now - 10)
+    host.write(now)
+    rate = rate_of(store)
+    assert rate.ended == 20
+    assert [rate.leaves, rate.growth, rate.enters] == pytest.approx([jobs / 40 * 60 for jobs in (20, 56, 76)])
 
 
 def test_a_queue_without_statistics_has_no_rate(store: KeyspaceStore) -> None:

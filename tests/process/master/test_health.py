@@ -116,7 +116,7 @@ def test_workers_that_crash_in_a_row_are_a_reason(project: Make, clean_redis: Cl
     shop.allowed.add("calm")
     work = shop.work("-w", "1", "--max-crashes", "1000")
     push(clean_redis, "die")
-    reason = "workers crashed in the last 30s; see `worker.died` in its log"
+    reason = "workers crashed in the last minute; see `worker.died` and `job.killed` in its log"
     eventually(lambda: reason in health(shop)[1], 60, every=0.2, what="the reason")
     work.wait_line("worker.died", count=5)
     (shop.root / "calm").touch()

@@ -197,7 +197,7 @@ def empty_in(view: View, row: Row, width: int) -> Span:
         return "paused", "warn"
     if is_growing(row.line, view.trend.rates):
         return "never", "warn"
-    return time_of(rate_of(view, row).eta), ""
+    return time_of(rate_of(view, row).empty_in(row.line.sizes)), ""
 
 
 def note(view: View, row: Row, width: int) -> Span:

@@ -1,5 +1,5 @@
 -- Add a master's counts to the statistics, each write once.
--- KEYS numbers, total, hour, minute, depths of this minute
+-- KEYS numbers, total, hour, minute, depths of this minute, depths of the one before: for those that it does not have
 -- ARGV token, number of this write, most fields of a hash, ms until total, hour and minute expire, what names beyond `most`
 -- are added to, count of pairs, then pairs of name and numbers, then pairs of queue and depths
 -- Numbers are "1 INDEX:VALUE INDEX:VALUE ...", without zeros; 1 is the format. Returns 1, or 0 if this write was added before.
@@ -54,7 +54,14 @@ end
 redis.call('HDEL', KEYS[1], '') -- the first write deletes: see turn.lua
 if #ARGV > pairs_end then
   redis.call('HSET', KEYS[5], unpack(ARGV, pairs_end + 1))
+  local queues = {}
+  for i = pairs_end + 1, #ARGV, 2 do queues[#queues + 1] = ARGV[i] end
+  local before = redis.call('HMGET', KEYS[6], unpack(queues))
+  for n, name in ipairs(queues) do
+    if not before[n] then redis.call('HSET', KEYS[6], name, ARGV[pairs_end + 2 * n]) end
+  end
   redis.call('PEXPIRE', KEYS[5], ARGV[6])
+  redis.call('PEXPIRE', KEYS[6], ARGV[6])
 end
 if tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0) >= tonumber(ARGV[2]) then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
