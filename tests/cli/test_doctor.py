@@ -11,12 +11,15 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from qd import __version__
 from qd.cli.checks import servers
+from qd.drivers.database.connection import DatabaseConnection
+from qd.drivers.database.keyspace import DatabaseKeyspace
 from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
 from qd.payload.build import make
@@ -125,7 +128,18 @@ def test_an_app_that_does_not_import(shop: Project) -> None:
     assert found.code == 78
     assert "ZeroDivisionError" in found.line("app").value
     assert f"{shop.root / 'jobs.py'}:1" in found.line("app").value
+    assert found.line("app").fix == "fix it; `python -c 'import jobs'` shows the same error"
     assert found.line("redis.answers").sign == "ok"
+
+
+def test_a_module_of_jobs_that_does_not_import(shop: Project) -> None:
+    shop.jobs(f"from qd import Qd\n\napp = Qd({shop.url!r}, imports=['mail'])")
+    (shop.root / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')
+    (shop.root / "mail.py").write_text("1 / 0\n")
+    shop.allowed.add("mail.py")
+    found = doctor(shop)
+    assert found.line("app").fix == "fix it; `python -c 'import mail'` shows the same error"
+    assert found.line("redis.answers").sign == "ok"  # the url of Qd(...), as for the other commands
 
 
 def test_an_app_that_prints_and_exits(shop: Project) -> None:
@@ -876,6 +890,18 @@ def test_other_versions_old_code_root_and_silence(shop: Project, redis: Client) 
 
 
 # -- docs/reference/cli/qd-doctor.md
+
+
+def test_the_fix_for_a_silent_master_in_a_database_names_no_command_of_redis(project: Make) -> None:
+    shop = project(jobs=JOBS, url="sqlite:///jobs.sqlite")
+    shop.allowed |= {"jobs.sqlite", "jobs.sqlite-wal", "jobs.sqlite-shm"}
+    assert shop.qd("migrate").returncode == 0
+    with closing(DatabaseKeyspace(DatabaseConnection(f"sqlite:///{shop.root}/jobs.sqlite"))) as space:
+        facts = {"token": "T1", "host": "app-1", "pid": 411, "pool": "mail", "booted_at": 1, "seen_at": 2}
+        space.call("HSET", "qd:masters", "T1", json.dumps(facts))
+    line = doctor(shop).line("master mail@app-1")
+    assert "has not reported" in line.value
+    assert line.fix.endswith("other masters do both, the report within 1h")
 
 
 def test_the_page_shows_what_it_says(project: Make, own: Server) -> None:

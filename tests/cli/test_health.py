@@ -719,6 +719,28 @@ def test_a_database_that_rejects_writes_is_named(
     assert "in a read-only transaction; it is a replica, or a failover is under way" in found.stdout
 
 
+FULL = (  # an INSERT needs a page, a DELETE of no row does not
+    "CREATE FUNCTION no_space() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF length(NEW.value) > 8192 THEN"
+    " RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END IF; RETURN NEW; END $$",
+    "CREATE TRIGGER no_space BEFORE INSERT ON qd_names FOR EACH ROW EXECUTE FUNCTION no_space()",
+)
+
+
+def test_a_database_with_a_full_disk_is_named(
+    project: Callable[..., Project], postgres: Postgres, postgres_url: str
+) -> None:
+    shop = project(url=postgres_url)
+    name = postgres_url.rpartition("/")[2].partition("?")[0]
+    assert shop.quick("migrate").exit_code == 0
+    assert shop.quick("health", "--allow-none").exit_code == 0
+    assert postgres.run("SELECT count(*) FROM qd_names WHERE kind = 'string'", name) == [(0,)]
+    for statement in FULL:
+        postgres.run(statement, name)
+    found = shop.quick("health", "--allow-none")
+    assert "could not extend file: No space left on device" in found.stdout
+    assert found.stdout.endswith("; free its disk\n")
+
+
 def refuses(client: Client) -> bool:
     with suppress(hiredis.ReplyError):
         client.call("SET", "full", "x")

@@ -18,7 +18,7 @@ from tests.cli.conftest import Run, document, done
 # --- qd migrate
 
 
-TABLES = {"qd_names", "qd_items", "qd_locks", "qd_schema", "qd_reserved", "jobs", "failed_jobs", "job_batches"}
+TABLES = {"qd_names", "qd_items", "qd_locks", "qd_schema", "qd_reserved", "jobs"}
 AT = "[connections.db]\nurl = 'sqlite:///jobs.sqlite'\n"
 
 
@@ -28,7 +28,7 @@ def tables(file: str = "jobs.sqlite") -> set[str]:
         return {name for (name,) in rows}
 
 
-def test_migrate_creates_the_tables_once(configured: Callable[[str], None], qd: Run) -> None:
+def test_migrate_creates_its_own_tables_and_that_of_jobs_once(configured: Callable[[str], None], qd: Run) -> None:
     configured(AT)
     assert "db: made table qd_names" in done(qd("migrate")).splitlines()
     assert tables() == TABLES

@@ -235,7 +235,9 @@ def test_tables_of_a_release_become_those_of_today_by_qd_migrate(shop, migrated,
         assert shop.project.qd("migrate").returncode == 0
     assert shop.counts() == {"waiting": 13, "reserved": 1, "failed": 3}
     old = shop.project.url.replace("sqlite:///", f"sqlite:///{shop.project.root}/")
-    assert tables(old) == tables(url)
+    there, today = tables(old), tables(url)
+    assert {name: there[name] for name in today} == today
+    assert there.keys() - today.keys() <= {"failed_jobs", "job_batches"}  # 0.9.0 made them for PHP, and they stay
     if shop.store == "postgres":
         request.getfixturevalue("postgres").drop(url)
 

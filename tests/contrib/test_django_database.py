@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -599,6 +600,30 @@ with connection.cursor() as cursor:
     (shop.root / "qd.toml").write_text('[connections.database]\ntable = "qd_jobs"\n')
     for words in (["migrate"], ["dispatch", "mark"]):
         assert manage(shop, "qd", *words).returncode == 0
+
+
+def test_the_project_may_have_a_table_of_failed_jobs(shop: FrameworkProject):
+    model = OWN_TABLE.replace("class Job", "class FailedJob").replace('"jobs"', '"failed_jobs"')
+    (shop.root / "shop" / "models.py").write_text(MODELS + model)
+    done = manage(shop, "migrate", "--run-syncdb", "-v", "0")  # after `qd migrate`
+    assert done.returncode == 0, done.stderr
+    django(shop, "from shop.models import FailedJob\nFailedJob.objects.create(title='one')")
+
+
+def test_doctor_uses_the_url_of_django_and_shows_the_error_if_the_jobs_do_not_import(shop: FrameworkProject, url: str):
+    """`qd status` uses the url too: only the jobs do not import. One database is enough for the slow `qd doctor`."""
+    if not url.startswith("sqlite"):
+        return
+    with (shop.root / "shop" / "jobs.py").open("a") as file:
+        file.write("def broken(:\n")
+    assert manage(shop, "qd", "status").returncode == 0
+    done = manage(shop, "qd", "doctor")
+    failed = [line for line in done.stdout.splitlines() if line.startswith("fail")]
+    command = "manage.py shell -c 'import shop.jobs'"
+    assert len(failed) == 1, done.stdout
+    assert f"`python {command}` shows the same error" in failed[0]
+    assert "ok    database.tables:" in done.stdout
+    assert "SyntaxError" in manage(shop, *shlex.split(command)[1:]).stderr
 
 
 OWN_TABLE = """

@@ -242,3 +242,9 @@ def test_without_an_app_it_names_the_ways(project: MakeProject) -> None:
     done = shop.qd("dev")
     assert (done.returncode, done.stdout) == (78, "")
     assert "no app is named: run `qd init`" in done.stderr
+
+
+def test_an_option_that_work_does_not_have_is_refused_before_anything_starts(shop: Project) -> None:
+    done = shop.qd("dev", "--listen", "127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "qd work: no such option '--listen'" in done.stderr

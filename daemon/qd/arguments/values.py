@@ -415,9 +415,12 @@ def why(error: Exception) -> str:
     if isinstance(error, UnicodeError):
         return "a string in it is not Unicode"
     text = str(error).replace("`", "")[:300]
+    for kind, form in _TEXTS.items():
+        text = re.sub(rf"Invalid RFC3339 encoded {kind}\b", f'Expected {kind}, or text such as "{form}"', text)
     return text[:1].lower() + text[1:] if text.startswith(_OF_MSGSPEC) else text
 
 
+_TEXTS = {"date": "2026-11-28", "datetime": "2026-11-28T10:00:00Z", "time": "10:00:00"}
 _FIELD = dataclasses._FIELD  # type: ignore[attr-defined]
 EXTRA = "__pydantic_extra__"  # undeclared fields of a model
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 
 import click
 
-from qd.cli import context, output
+from qd.cli import context, output, work
 from qd.config.settings import CONNECTION, environ_name
 from qd.drivers import embedded
 from qd.errors import ConfigError, QdError
@@ -43,6 +43,7 @@ def command(words: Sequence[str]) -> int:
     For development: the worker starts again when a file changes. Without a url, jobs are on the private server of
     `url = "embedded:"`. Ctrl-C stops everything. Other options are those of `qd work`: qd dev -w 1 mail
     """
+    work.command.make_context("work", [*words], parent=click.get_current_context().parent)  # raises its UsageError
     given, found = context.given(), context.settings()
     if not found.app:
         ways = "run `qd init`, write app = below [qd] in qd.toml, set QD_APP or give --app MODULE:ATTR"
@@ -115,15 +116,15 @@ def bound() -> tuple[socket.socket, str]:
         return socket.create_server((HOST, 0)), f" (port {PORT} is taken)"
 
 
-def watch(programs: Programs, work: Sequence[str]) -> int:
+def watch(programs: Programs, words: Sequence[str]) -> int:
     """Until a signal, or until the worker ends, other than for `qd restart`. Returns the exit code."""
-    begun, programs["work"] = time.time(), start(*work)
+    begun, programs["work"] = time.time(), start(*words)
     while signal.sigwait(WATCHED) == signal.SIGCHLD:
         for name in [name for name, program in programs.items() if program.poll() is not None]:
             code = programs.pop(name).returncode
             if name == "work" and code == 0 and restart_since(begun):
                 output.note("qd dev: `qd work` ended for `qd restart`; starting it again")
-                begun, programs[name] = time.time(), start(*work)
+                begun, programs[name] = time.time(), start(*words)
                 continue
             output.note(f"qd dev: `qd {name}` ended with exit code {code}")
             if name == "work":

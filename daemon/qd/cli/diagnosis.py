@@ -70,6 +70,7 @@ WAYS = {
     "read-only": PRIMARY,
     "MISCONF": "free its disk and see its log",
     "NOREPLICAS": "start its replicas, or lower min-replicas-to-write",
+    "No space left": "free its disk",
     "OOM": "let workers make room, or raise maxmemory",
 }
 

@@ -21,7 +21,7 @@ MIGRATED = "qd.drivers.database.schema:migrated"  # loaded only with a database:
 def migrate(dry_run: bool) -> int:
     """Create the tables in the configured databases.
 
-    Creates qd's own tables, and Laravel's jobs, failed_jobs and job_batches if they do not exist.
+    Creates qd's own tables, and Laravel's table of jobs if it does not exist.
     """
     found, patience = dict[str, list[str]](), context.given().patience
     for each in databases(context.settings()):

@@ -382,7 +382,7 @@ def fullness(space: Any) -> str:
 
 def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:
     """Why this server refuses writes now (a replica, a full disk, too few replicas, no memory), in its own words; "" if it
-    does not, or this user may not try. Changes nothing: ZADD XX of a key that never exists, DELETE of no row. queues: on a
+    does not, or this user may not try. Changes nothing: ZADD XX of a key that never exists, see check_writes. queues: on a
     cluster each may be on another node. Call only in doubt: a server logs each command that its user may not call."""
     space, found = store.space, list[object]()
     try:

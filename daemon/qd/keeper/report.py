@@ -2,9 +2,9 @@
 
 Report         in the hash qd:masters, once a second; `qd status`, `qd health` and other keepers read it. After each beat:
                update(the server's clock, queues with ready jobs). With the next beat: text()
-MasterEvents   in qd:events: start, new code or its refusal, crash loops, lost leases, stop. Each is the difference between
-               two words of the scoreboard: what happened, and what was recorded of it. So a new keeper continues, and while
-               the server is unreachable an event stays due
+MasterEvents   in qd:events: start, new code or its refusal, dead workers, crash loops, lost leases, stop. Each is the
+               difference between two words of the scoreboard: what happened, and what was recorded of it. So a new keeper
+               continues, and while the server is unreachable an event stays due
 Statistics     what the workers of this host have counted: every 10 s, with one call to the control connection. The call has
                a number. If its reply is lost, the same differences are written again under the same number, by the next
                keeper too, and the server ignores a number that it has (process/counters.py: Ledger). A refusal is logged
@@ -195,6 +195,7 @@ class MasterEvents:
         happened = {
             H.RECORDED_REFUSALS: header(H.REFUSALS),
             H.RECORDED_FORK: header(H.FORKED_AT),
+            H.RECORDED_CRASHES: header(H.CRASHES),
             H.RECORDED_LOOPS: header(H.CRASH_LOOPS),
             H.RECORDED_LOST: self.board.leases_lost(),
         }
@@ -222,7 +223,8 @@ class MasterEvents:
             return Event("new code" if before else "master started", self.master | code)
         if word == H.RECORDED_REFUSALS:
             return Event("refused new code", self.master, self.board.refusal(), times=value - before)
-        return Event("crash loop" if word == H.RECORDED_LOOPS else "lease lost", self.master, times=value - before)
+        what = {H.RECORDED_CRASHES: "worker died", H.RECORDED_LOOPS: "crash loop"}.get(word, "lease lost")
+        return Event(what, self.master, times=value - before)
 
 
 def code_of(root: Path) -> str:

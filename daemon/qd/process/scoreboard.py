@@ -217,6 +217,7 @@ class H:
     REFUSED_AT = 21  # master: moment at which it refused new code, 0 once a reload has succeeded
     REFUSALS = 22  # master: count
     RECORDED_REFUSALS = 23  # keeper: what keeper/report.py has recorded of them
+    RECORDED_CRASHES = 24  # keeper: what keeper/report.py has recorded of CRASHES
     ALLOWED = 28  # keeper: with the 15 words after it; see set_open_queues
     CRASH_LOOPS = 44  # master: count of deaths in a crash loop
     # keeper: what keeper/report.py has recorded of FORKED_AT, CRASH_LOOPS and the lost leases

@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from qd.drivers.database import connection
 from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.keyspace import DatabaseKeyspace
-from qd.drivers.database.schema import migrate
+from qd.drivers.database.schema import check_writes, migrate
 from qd.drivers.keyspace.base import Script
 from qd.drivers.keyspace.queue import beat
 from qd.drivers.types import BeatRequest
@@ -411,6 +411,13 @@ def test_a_file_locked_by_another_writer_is_busy(database: Stand, request: pytes
         writer.execute("ROLLBACK")
     assert space.call("SET", "a", "x") == b"OK"
     space.call("DEL", "a")
+
+
+def test_a_try_to_write_leaves_nothing(database: Stand) -> None:
+    space = cast(DatabaseKeyspace, database.open())
+    for _ in range(2):
+        check_writes(space.connection)
+        assert list(space.connection.query("SELECT name FROM qd_names")) == []
 
 
 def test_a_replaced_file_is_reopened(tmp_path: Path, monkeypatch: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -409,3 +409,17 @@ def test_a_datetime_without_a_zone_is_reported_by_its_path() -> None:
         typed(dict[str, list[Order]]).encode({"value": orders})
     with pytest.raises(ArgumentError, match=r"nan is not a JSON number \(at \[1\]\)$"):
         typed(list[float]).encode({"value": [1.0, float("nan")]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "form"),
+    [
+        (date, datetime(2031, 1, 1, tzinfo=UTC), 'expected date, or text such as "2026-11-28"'),
+        (datetime, date(2031, 1, 1), 'expected datetime, or text such as "2026-11-28T10:00:00Z"'),
+        (time, "noon", 'expected time, or text such as "10:00:00"'),
+    ],
+)
+def test_a_moment_of_another_kind_is_reported_with_what_to_pass(kind: Any, value: object, form: str) -> None:
+    with pytest.raises(ArgumentError, match=form + "$"):
+        typed(kind).encode({"value": value})
+    assert typed(kind).takes("value", msgspec.json.encode(form.split('"')[1]))

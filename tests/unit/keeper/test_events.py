@@ -62,11 +62,18 @@ def test_each_event_is_recorded_once_by_whichever_keeper_is_there(board: Scorebo
         board.count(H.CRASH_LOOPS)
     board.count(H.LEASES_LOST)
     for _ in range(2):
+        board.note_crash()
         board.note_refusal("ImportError: no x; fix it")
     again.record()
-    assert control.found[1:] == [("refused new code", 2), ("new code", 1), ("crash loop", 3), ("lease lost", 1)]
+    assert control.found[1:] == [
+        ("refused new code", 2),
+        ("new code", 1),
+        ("worker died", 2),
+        ("crash loop", 3),
+        ("lease lost", 1),
+    ]
     keeper(board, control, tmp_path).record(stopped=True)
-    assert control.found[5:] == [("master stopped", 1)]
+    assert control.found[6:] == [("master stopped", 1)]
 
 
 def test_an_event_stays_due_while_the_server_is_unreachable(board: Scoreboard, tmp_path: Path) -> None:

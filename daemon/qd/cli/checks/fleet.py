@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qd import __version__
 from qd.app import Qd
@@ -56,7 +56,8 @@ def read(settings: Settings) -> State:
     if reports and not any(now - master.seen_at <= FRESH for master in reports) and (why := refusal(store)):
         refused[settings.control] = why
     last, none = controls.read_restart(restart), list[QueueLine]()
-    return State(now, note, last, reports, none, refused=refused, control=settings.control, prefix=store.prefix)
+    state = State(now, note, last, reports, none, refused=refused, control=settings.control, prefix=store.prefix)
+    return replace(state, in_database=hasattr(store.space, "connection"))
 
 
 def check_masters(state: State) -> Iterator[Finding]:

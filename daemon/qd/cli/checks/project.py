@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from traceback import walk_tb
 
 from qd import config as configuration
 from qd.app import Qd
@@ -79,16 +81,19 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
         way = "write app = below [qd] in qd.toml, set QD_APP, or give --app MODULE:ATTR"
         yield fail("app", "no app is named: `qd work` does not start", way, Exit.CONFIG)
         return
+    without_jobs: Qd | None = None
     try:
         # What its import prints goes to stderr.
         with redirect_stdout(sys.stderr), context.deadline(IMPORT, f"the app's import takes longer than {IMPORT} s"):
+            without_jobs = context.app_of(found)
             project.app = context.app()
     except QdError as error:
-        module = found.app.partition(":")[0]
-        way = f"fix it; `python -c 'import {module}'` shows the same error"
+        way = f"fix it; `{shows(error, found.app)}` shows the same error"
         if isinstance(error, NoApp):
             way = f"set app of [qd] to MODULE:NAME of your Qd ({found.origins['qd.app']} names {found.app})"
         yield fail("app", error, way, Exit.CONFIG)
+        if without_jobs is not None:  # the other commands use its url, too
+            project.pools = {pool: context.loaded(without_jobs._code_settings, pool=pool) for pool in project.pools}
         return
     names = project.app._registry.names()
     if names:
@@ -109,6 +114,14 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
         yield warn("import", f"left a connection open: {peer}", way)
     if not threads and not sockets:
         yield ok("import", "left no thread and no connection behind")
+
+
+def shows(error: QdError, app: str) -> str:
+    """A command that imports the module that failed: one of the app's jobs, or the app's own."""
+    frames = [frame for frame, _ in walk_tb((error.__cause__ or error).__traceback__)]
+    names = [frame.f_locals["name"] for frame in frames if frame.f_code is import_module.__code__]
+    module = next(iter(names), app.partition(":")[0])
+    return f"python {'manage.py shell -c' if 'django.apps' in sys.modules else '-c'} 'import {module}'"
 
 
 def check_urls(found: Settings, of_app: Settings) -> Iterator[Finding]:

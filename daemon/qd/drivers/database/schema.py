@@ -1,4 +1,4 @@
-"""The tables of a database: qd's own, and Laravel's three as its own migrations make them (Laravel 11 to 13).
+"""The tables of a database: qd's own, and Laravel's `jobs` as its own migration makes it (Laravel 11 to 13).
 
     qd_names      a name of the keyspace: its kind, size and expiry; the value of a string
     qd_items      the items of a name: fields of a hash, members of a set or sorted set, items of a list
@@ -15,6 +15,7 @@ checked before the first worker and by `qd doctor`.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 VERSION = 1  # of qd's tables; `qd migrate` and the start of `qd work` report another one
 LONGEST = 200  # bytes of a name, field or member that is its own key
+PROBE = b"qd:probe:"  # a name that only its own transaction sees
+PAGES = 16_000  # bytes that do not fit into a page of PostgreSQL
 SECOND = 1_000_000  # of the columns, and of the clock, that count microseconds
 
 
@@ -48,7 +51,6 @@ BIG = sql.BigInteger().with_variant(sql.Integer(), "sqlite")
 ID = BIG.with_variant(mysql.BIGINT(unsigned=True), "mysql", "mariadb")
 REAL: sql.types.TypeEngine[float] = sql.Double().with_variant(mysql.DOUBLE(asdecimal=False), "mysql", "mariadb")
 LONG = sql.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
-MEDIUM = sql.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 UNSIGNED = sql.Integer().with_variant(mysql.INTEGER(unsigned=True), "mysql", "mariadb")
 TINY = (
     sql.SmallInteger()
@@ -111,40 +113,6 @@ def jobs(name: str) -> sql.Table:
         sql.Column("created_at", UNSIGNED, nullable=False),
         sql.Index(f"{bare}_queue_index", "queue"),
         sqlite_autoincrement=True,
-        **INNODB,
-    )
-
-
-def failed_jobs() -> sql.Table:
-    return sql.Table(
-        "failed_jobs",
-        sql.MetaData(),
-        sql.Column("id", ID, primary_key=True, autoincrement=True),
-        sql.Column("uuid", sql.String(255), nullable=False),
-        sql.Column("connection", sql.Text, nullable=False),
-        sql.Column("queue", sql.Text, nullable=False),
-        sql.Column("payload", LONG, nullable=False),
-        sql.Column("exception", LONG, nullable=False),
-        sql.Column("failed_at", sql.TIMESTAMP, nullable=False, server_default=sql.text("CURRENT_TIMESTAMP")),
-        sql.Index("failed_jobs_uuid_unique", "uuid", unique=True),
-        sqlite_autoincrement=True,
-        **INNODB,
-    )
-
-
-def job_batches() -> sql.Table:
-    counts = [sql.Column(name, sql.Integer, nullable=False) for name in ("total_jobs", "pending_jobs", "failed_jobs")]
-    return sql.Table(
-        "job_batches",
-        sql.MetaData(),
-        sql.Column("id", sql.String(255), primary_key=True),
-        sql.Column("name", sql.String(255), nullable=False),
-        *counts,
-        sql.Column("failed_job_ids", LONG, nullable=False),
-        sql.Column("options", MEDIUM),
-        sql.Column("cancelled_at", sql.Integer),
-        sql.Column("created_at", sql.Integer, nullable=False),
-        sql.Column("finished_at", sql.Integer),
         **INNODB,
     )
 
@@ -238,7 +206,7 @@ def missing(connection: DatabaseConnection, jobs_table: str) -> dict[str, str]:
     """What is missing ("table qd_names") -> the statement that creates it. An existing table of Laravel keeps its own
     indexes; only qd's are added to it."""
     own, queue = [*ours.sorted_tables, reservations(jobs_table)], jobs(jobs_table)
-    tables = [*own, queue, failed_jobs(), job_batches()]
+    tables = [*own, queue]
     lacks, found = connection.lacks(tables), dict[str, str]()
     wanted = [(table, [*table.indexes] if table in lacks or table in own else []) for table in tables]
     for table, needed in [*wanted, (queue, indexes(connection.kind, jobs_table))]:
@@ -332,8 +300,12 @@ def check_rights(connection: DatabaseConnection, jobs_table: str) -> None:
 
 
 def check_writes(connection: DatabaseConnection) -> None:
-    """Raises the server's error if it accepts no writes now (a standby). Nothing is changed."""
-    connection.execute(sql.delete(names).where(NONE)).close()
+    """Raises the server's error if it accepts no writes now (a standby, a full disk). Nothing is changed: a row that needs
+    pages of its own is inserted and deleted in one transaction."""
+    row = {"name": PROBE + os.urandom(8), "kind": "string", "size": 1, "value": os.urandom(PAGES)}
+    with connection.transaction():
+        connection.execute(names.insert(), row).close()
+        connection.execute(sql.delete(names).where(names.c.name == row["name"])).close()
 
 
 def touching(table: sql.Table) -> Iterator[sql.Executable]:
