@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from qd.cli.main import command
+from qd.store import failed_jobs_table
 from tests.support import warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,6 +191,15 @@ def test_check_prints_one_error_line_and_exits_with_78(text, expected, folder):
     assert code == 78
     assert output.startswith("qd: ")
     assert expected in output
+
+
+def test_check_names_the_missing_library_of_the_table_of_failed_jobs(folder, monkeypatch):
+    (folder / "qd.toml").write_text(FILE + '[failed]\ndatabase = "sqlite:///shop.db"\n')
+    assert qd("config", "check").exit_code == 0
+    monkeypatch.setattr(failed_jobs_table, "find_spec", lambda name: None)
+    code, output = line("config", "check")
+    assert (code, output.startswith("qd: [failed] database needs SQLAlchemy: pip install")) == (78, True), output
+    assert not (folder / "shop.db").exists()
 
 
 @pytest.mark.parametrize(

@@ -385,7 +385,9 @@ def test_a_user_with_missing_command_rights(shop: Project, own: Server) -> None:
         use_url(shop, own.tcp_url.replace("//", "//narrow:pw@"))
         found = doctor(shop)
         line = found.line("redis.rights")
-        assert (found.code, line.value) == (1, "user narrow may not LREM, ZADD: workers cannot work")
+        fact = "user narrow may not LREM, ZADD: if workers use this user, they cannot work"
+        assert (found.code, line.value) == (1, fact)
+        assert line.fix.startswith("run qd doctor as the user of the workers; if this is it: ACL SETUSER narrow")
         assert (found.line("redis.info").sign, "INFO" in found.line("redis.info").value) == ("warn", True)
         run_fix(line.fix, client)
         assert doctor(shop).line("redis.rights").sign == "ok"
@@ -539,8 +541,18 @@ def test_a_newer_version_than_the_app_declares(shop: Project, redis: Client) -> 
 def test_an_unknown_php_class_is_left_to_php(shop: Project, redis: Client) -> None:
     push_raw(redis, make(r"App\Jobs\Report@fire", b"{}", created_at=just_now()))
     line = doctor(shop).line("queue default")
-    way = "it is a PHP class: stop serving this queue with qd, its PHP workers run it"
+    way = r"it is a PHP class: if PHP workers serve this queue, stop serving it with qd; else move the job to one of theirs"
+    way += r": `qd move default --to PHP-QUEUE --job 'App\Jobs\Report'`, or cancel it"
     assert (line.sign, line.fix) == ("fail", way)
+
+
+def test_a_php_class_that_is_almost_a_declared_name_is_still_called_one(shop: Project, redis: Client) -> None:
+    shop.jobs(JOBS.replace('"mail.welcome"', r'"App\\Jobs\\Both@fire"'))
+    push_raw(redis, make(r"App\Jobs\Bath@fire", b"{}", created_at=just_now()))
+    line = doctor(shop).line("queue default")
+    assert r"did you mean 'App\Jobs\Both@fire'?" in line.value.replace("\\\\", "\\")
+    assert "deploy the code that declares it" in line.fix
+    assert r"; or it is a PHP class: " in line.fix
 
 
 def test_an_unknown_name_that_is_very_long_is_cut(shop: Project, redis: Client) -> None:
@@ -579,7 +591,7 @@ def test_an_object_job_that_was_put_back_is_never_called_an_unknown_job(shop: Pr
     assert (found.code, line.sign) == (0, "warn")
     fact = "1 object job of Laravel was put back: qd never runs or fails such a job, only a PHP worker takes it"
     assert line.value == fact
-    assert line.fix.endswith(r"`qd move default --to QUEUE --job 'App\Jobs\Report'`")
+    assert line.fix.endswith(r"`qd move default --to PHP-QUEUE --job 'App\Jobs\Report'`")
     redis.call("DEL", "queues:default:delayed")
     redis.call("ZADD", "queues:default:delayed", 2_000_000_000, body % (b"2", b""))  # PHP's own delayed job
     assert doctor(shop).line("queue default").value == "1 delayed job checked"
@@ -620,7 +632,9 @@ def test_jobs_for_php_and_a_php_worker_on_the_same_queue(shop: Project, redis: C
     push_raw(redis, payload)
     line = doctor(shop).line("queue default")
     assert (line.sign, "which only a PHP worker takes" in line.value) == ("warn", True)
-    assert "queue:work --queue=default" in line.fix
+    assert line.fix.startswith(
+        "give each language its own queue; to move these: `qd move default --to PHP-QUEUE --job "
+    )
     redis.call("ZADD", "queues:default:reserved", 2_000_000_000, payload)
     line = doctor(shop).line("queue default")
     assert "a PHP worker works on it too: it fails and deletes string jobs that it does not know" in line.value
@@ -718,7 +732,23 @@ def test_queues_with_another_prefix_are_found(shop: Project, redis: Client, key:
     found = doctor(shop, QD_REDIS_PREFIX="laravel_database_")
     assert "redis.prefix" not in {line.what for line in found.lines}
     redis.call("HSET", "laravel_database_qd:masters", "T1", "{}")  # of another app that uses qd
+    push(redis, "mail.welcome")
     assert "redis.prefix" not in {line.what for line in doctor(shop).lines}
+
+
+@pytest.mark.parametrize("prefix", ["laravel_database_", "xyz_", "shop_", ""])
+def test_if_nothing_has_the_prefix_those_that_others_have_are_named(shop: Project, redis: Client, prefix: str) -> None:
+    redis.call("HSET", "shop_database_qd:masters", "T1", "{}")
+    redis.call("RPUSH", "shop_database_queues:mail", "{}")
+    line = doctor(shop, QD_REDIS_PREFIX=prefix).line("redis.prefix")
+    fact = f"no queue and no master has the prefix '{prefix}', and others have 'shop_database_'"
+    assert (line.sign, line.value) == ("warn", fact)
+    for other in "abc":
+        redis.call("RPUSH", f"{other}_queues:mail", "{}")
+    assert doctor(shop, QD_REDIS_PREFIX=prefix).line("redis.prefix").value == f"{fact}, 'a_', 'b_', ..."
+    redis.call("HSET", f"{prefix}qd:masters", "T2", "{}")
+    redis.call("RPUSH", f"{prefix}queues:default", "{}")
+    assert "redis.prefix" not in {line.what for line in doctor(shop, QD_REDIS_PREFIX=prefix).lines}
 
 
 def test_a_misspelled_prefix_names_the_one_of_the_masters_and_not_a_leftover(shop: Project, redis: Client) -> None:

@@ -376,7 +376,8 @@ def test_an_object_job_without_a_php_worker_is_a_reason(qd: Run, redis: Client) 
     kind, text = reason(qd)
     assert kind == "php"
     assert "queue 'mail': 1 ready and the first is a PHP job that no PHP worker takes" in text
-    assert "queue:work --queue=mail" in text
+    assert r"; move it: `qd move mail --to PHP-QUEUE --job 'Illuminate\Queue\CallQueuedHandler'`, start a" in text
+    assert "queue:work" not in text  # a PHP worker on this queue would fail and delete the jobs of Python
     redis.call("ZADD", "queues:mail:reserved", now + 60, PAYLOAD % (OBJECT, now))  # a PHP worker is active
     assert reason(qd)[0] == "stuck"
     report(redis, workers=[WAITING], stuck={})
@@ -434,6 +435,18 @@ def test_an_object_job_that_was_put_back_is_a_reason_though_none_is_ready(qd: Ru
     redis.call("DEL", "queues:mail:reserved")
     done(qd("pause", "mail"))
     assert reasons(qd) == []
+
+
+@pytest.mark.parametrize("job", [OBJECT, r"App\\Jobs\\Report@fire"])
+def test_a_job_that_qd_move_has_sent_to_a_queue_of_php_is_no_problem_while_it_is_delayed(
+    qd: Run, redis: Client, job: str
+) -> None:
+    report(redis, workers=[WAITING])
+    put_back(redis, "J1", ago=70, job=job, queue="php")
+    assert reasons(qd) == []
+    assert warned(qd) == []
+    put_back(redis, "J2", ago=70, job=job)
+    assert len(reasons(qd) if job == OBJECT else warned(qd)) == 1
 
 
 # -- jobs that no worker can run, and paused masters: warnings

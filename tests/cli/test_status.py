@@ -161,7 +161,8 @@ def test_an_object_job_at_the_head_is_for_php(qd: Run, redis: Client) -> None:
     redis.call("RPUSH", "queues:mail", r'{"job":"Illuminate\\Queue\\CallQueuedHandler@call","data":{}}')
     (mail,) = [queue for queue in document(qd("status", "--json"))["queues"] if queue["name"] == "mail"]
     assert mail["php"]
-    warning = "warn: the next job of mail is a PHP job, which only a PHP worker takes"
+    warning = "warn: the next job of mail is a PHP job, which only a PHP worker takes; move it: "
+    warning += r"`qd move mail --to PHP-QUEUE --job 'Illuminate\Queue\CallQueuedHandler'`"
     assert done(qd("status")).splitlines()[-1] == warning
     redis.call("LPUSH", "queues:mail", PAYLOAD % 1)
     assert "warn:" not in done(qd("status"))

@@ -13,7 +13,7 @@ from qd import Qd
 from qd.cli import why
 from qd.payload.build import make
 from tests.cli.conftest import Run, document, done, report
-from tests.support.payloads import push_laravel
+from tests.support.payloads import push_laravel, store_failed_job
 from tests.support.project import MakeProject
 from tests.support.redis import Client
 from tests.support.servers.redis import Server
@@ -128,9 +128,13 @@ def test_pauses_and_maintenance_are_causes_with_their_reason(qd: Run, app: Qd, r
 
 
 def test_an_object_job_of_laravel_waits_for_php(qd: Run, redis: Client) -> None:
-    report(redis, workers=[WORKER])
     push_laravel(redis, r"Illuminate\Queue\CallQueuedHandler@call", queue="mail", id="php")
     assert causes(qd, "php") == ["php"]
+    assert "qd move" not in done(qd("why", "php"))
+    report(redis, workers=[WORKER])
+    assert r"; move it: `qd move mail --to PHP-QUEUE --job 'Illuminate\Queue\CallQueuedHandler@call'`" in done(
+        qd("why", "php")
+    )
 
 
 def test_the_job_of_a_php_class_waits_for_php_unless_qd_serves_its_queue(qd: Run, redis: Client) -> None:
@@ -158,7 +162,11 @@ def test_a_php_class_that_qd_has_put_back_is_named(qd: Run, redis: Client, delay
     assert "PHP" not in done(qd("why", "id-1")).splitlines()[0]
     redis.call("DEL", "queues:mail:delayed")
     delayed(held=held, job=r"App\Jobs\Report@fire")
-    way = "it is a PHP class: stop serving this queue with qd, its PHP workers run it"
+    assert "it is a PHP class" not in done(qd("why", "id-1"))  # it was moved to a queue of PHP
+    assert causes(qd, "id-1") == ["delayed", "php"]
+    report(redis, workers=[WORKER])
+    way = r"it is a PHP class: if PHP workers serve this queue, stop serving it with qd; else move the job to one of theirs"
+    way += r": `qd move mail --to PHP-QUEUE --job mail.welcome`"  # its displayName
     assert f"; if no Python code declares it, {way}" in done(qd("why", "id-1")).splitlines()[0]
 
 
@@ -210,6 +218,9 @@ def test_a_job_that_the_app_here_cannot_run_says_why(
         data={"to": "a"}, job_version=3
     )
     assert "no worker that took it knew 'mail.welcome' or had its key" in why(data={"to": "a"})
+    report(redis, workers=[WORKER])
+    said = why(job=r"App\Jobs\Report@fire")
+    assert (said.count("it is a PHP class"), said.count("`qd move mail --to PHP-QUEUE")) == (1, 1)
     redis.call("DEL", "queues:mail:delayed")
 
 
@@ -237,6 +248,15 @@ def test_an_overdue_job_has_the_causes_of_a_ready_one(qd: Run, redis: Client) ->
     report(redis, workers=[WORKER])
     assert causes(qd, "late") == ["queued"]
     assert "moves it to the end of mail" in done(qd("why", "late"))
+
+
+def test_a_failed_payload_that_is_no_job_is_found_by_the_id_of_its_record(qd: Run, redis: Client) -> None:
+    store_failed_job(redis, "x1aZ-09", raw=b"nonsense", error="Malformed", reason="not JSON", uuid=None, job=None)
+    assert (
+        done(qd("why", "x1aZ-09")) == "failed      in the failed store: Malformed: not JSON (qd failed show x1aZ-09)\n"
+    )
+    facts = document(qd("why", "x1aZ-09", "--json"))
+    assert (facts["cause"], facts["status"], facts["job"]) == ("failed", "failed", None)
 
 
 def test_running_ended_and_unknown_jobs(qd: Run, redis: Client) -> None:

@@ -108,6 +108,10 @@ def check() -> None:
             check_url(each.connection(name))
             check_library(each.connection(name))
         check_concurrency(each)
+    if found.failed.database:
+        from qd.store.failed_jobs_table import FailedJobs  # needs SQLAlchemy
+
+        FailedJobs(found.failed.database)
     for key in found.encryption.keys:
         cipher(key)
     _check_schedule(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from qd.cli.output import ago, by_whom, count, duration, quote, resuming
+from qd.cli.output import ago, by_whom, count, duration, moving, quote, resuming
 from qd.cli.state import FIRST, QueueLine, State, runs_long, stale
 from qd.drivers.keyspace import keys
 from qd.payload.format import OBJECT_JOB
@@ -200,18 +200,23 @@ def of_queue(line: QueueLine, state: State) -> Iterator[Reason]:
     late = php_held(line, state.now)
     if late > UNTAKEN and not (why is not None and why.kind == "php") and not line.paused and not shut(line, state):
         fact = f"a PHP job was put back {ago(late)}, and no PHP worker takes it"
-        yield Reason("php", f"queue '{line.name}': {fact}; {php_way(line)}", queue=line.name)
+        first = next(job.display for job in line.held if job.job == OBJECT_JOB)
+        yield Reason("php", f"queue '{line.name}': {fact}; {php_way(line, first)}", queue=line.name)
 
 
 def php_held(line: QueueLine, now: float) -> float:
     """Seconds since a qd worker first put back an object job that still waits; 0.0 if none, or a PHP worker takes them.
-    Unlike `stuck`, this goes on while qd puts back the next one."""
+    Unlike `stuck`, this goes on while qd puts back the next one. In another queue than ours, where `qd move` may have sent
+    it, PHP workers run it when it is due."""
     since = [job.since for job in line.held if job.job == OBJECT_JOB]
-    return now - min(since) if since and not line.theirs else 0.0
+    return now - min(since) if since and line.ours and not line.theirs else 0.0
 
 
-def php_way(line: QueueLine) -> str:
-    return f"start `php artisan queue:work --queue={quote(line.name)}`, or give each language a queue of its own"
+def php_way(line: QueueLine, job: str) -> str:
+    """A PHP worker in a queue of ours would fail and delete the jobs of Python. job: its name for people."""
+    if not line.ours:
+        return f"start `php artisan queue:work --queue={quote(line.name)}`, or give each language a queue of its own"
+    return f"move it: {moving(line.name, job)}, start a PHP worker there, and let its sender push it there"
 
 
 def waiting(line: QueueLine) -> str:
@@ -236,9 +241,10 @@ def untaken(line: QueueLine, state: State) -> Untaken:
     stuck_for = state.now - max(since) if since and len(since) == len(moments) else 0.0
     waited = max(line.sizes.oldest_age or line.overdue, php_held(line, state.now))
     if line.php and (stuck_for > STUCK or waited > UNTAKEN):
-        return Untaken("php", "the first is a PHP job that no PHP worker takes", php_way(line))
-    if not found and (line.php or line.theirs):
-        return Untaken("", "only PHP workers serve it", "add PHP workers")
+        return Untaken("php", "the first is a PHP job that no PHP worker takes", php_way(line, line.php))
+    if not found and (line.theirs or (line.php and not line.ours)):
+        way = f"start `qd work {quote(line.name)}`" if line.ours else "add PHP workers"
+        return Untaken("", "only PHP workers serve it", way)
     if not found:
         return unserved(line, state)
     if not any(master.workers for master in found):
@@ -317,9 +323,10 @@ def long_jobs(found: list[MasterReport], now: float, queue: str | None = None) -
 
 
 def of_held(line: QueueLine, state: State) -> Iterator[tuple[str, str]]:
-    """Jobs that no worker can run. Paused ones wait for an operator, object jobs for a PHP worker."""
+    """Jobs that no worker can run. Paused ones wait for an operator, object jobs for a PHP worker, and those that were moved
+    to a queue of PHP for its workers."""
     held = [job for job in line.held if job.job != OBJECT_JOB and Target("job", job.job) not in state.fleet.pauses]
-    if not held:
+    if not held or not line.ours:
         return
     since, more = ago(state.now - held[0].since), " or more" if line.sizes.delayed > FIRST else ""
     what = f"{len(held)}{more} jobs were put back because no worker can run them, the first {since}"

@@ -75,6 +75,11 @@ def quote(name: str) -> str:
     return shlex.quote(name)
 
 
+def moving(queue: str, job: str) -> str:
+    """The command that moves a job of PHP out of a queue of Python. job: its name for people."""
+    return f"`qd move {quote(queue)} --to PHP-QUEUE --job {quote(job)}`"
+
+
 def resuming(kind: str, name: str) -> str:
     """The command that resumes a job, host or pool."""
     return f"`qd resume --{kind} {quote(name)}`"

@@ -39,7 +39,7 @@ MASTERS = "masters and their workers"
 OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
 OF_CLASS = re.compile(rb'"job":"[^"\\]*\\\\')  # the name of a PHP class with its namespace
 NOTHING_KEPT, UNREAD = Fill(), Sizes(0, 0, 0, 0, None)
-NO_JOBS = (False, False, ())
+NO_JOBS = ("", False, ())
 FIRST, RESERVED = 10, 100  # delayed jobs, and reservations, of a queue that are read
 FRESH = 3.0  # seconds: a master that reported since then proves that its server takes writes
 OLD = 10.0  # seconds a job has waited when its server may be the reason
@@ -84,22 +84,25 @@ class Partly:
 
 
 class Held(NamedTuple):
-    """A job that a worker put back, because no worker can run it or it is paused. since: the first time (unix seconds)."""
+    """A job that a worker put back, because no worker can run it or it is paused. since: the first time (unix seconds).
+    display: its name for people."""
 
     id: str
     job: str
     since: float
+    display: str
 
 
 @dataclass(frozen=True)
 class QueueLine:
     """A queue and its contents.
 
-    workers: those that serve it, idle or not. php: the next job is PHP's, and no PHP worker has reserved one. theirs: a PHP
-    worker has reserved a job. held: those of the first delayed jobs, and of both ends of the ready ones. failed: see
-    store.failed.Fill. full: the used part of the failed store's limits; at 1.0 the next failed job drops the oldest.
-    overdue: seconds since the first delayed job was due or the first lease ended; 0.0 if neither, or a worker serves the
-    queue. ours: a master serves it, or the configuration names it. error: why it cannot be read; "" if it can.
+    workers: those that serve it, idle or not. php: the name of the next job if it is PHP's and no PHP worker has
+    reserved one, else "". theirs: a PHP worker has reserved a job. held: those of the first delayed jobs, and of both
+    ends of the ready ones. failed: see store.failed.Fill. full: the used part of the failed store's limits; at 1.0 the
+    next failed job drops the oldest. overdue: seconds since the first delayed job was due or the first lease ended; 0.0
+    if neither, or a worker serves the queue. ours: a master serves it, or the configuration names it. error: why it
+    cannot be read; "" if it can.
     """
 
     connection: str
@@ -107,7 +110,7 @@ class QueueLine:
     sizes: Sizes
     paused: controls.Pause | None
     workers: int
-    php: bool = False
+    php: str = ""
     theirs: bool = False
     held: tuple[Held, ...] = ()
     failed: Fill = NOTHING_KEPT
@@ -322,7 +325,7 @@ def overdue_of(store: KeyspaceStore, queue: str, now: float) -> float:
 
 def jobs_of(
     store: KeyspaceStore, queue: str, now: float, *, ours: bool, waits: bool
-) -> tuple[bool, bool, tuple[Held, ...]]:
+) -> tuple[str, bool, tuple[Held, ...]]:
     """(php, theirs, held) of a QueueLine. waits: a job is ready or overdue. A PHP worker between two jobs is recognized by
     its previous reservation; a dead one until its reservation ends. In a queue that is not `ours`, the job of a PHP class
     is PHP's, too."""
@@ -335,11 +338,16 @@ def jobs_of(
     pairs = zip(running[::2], running[1::2], strict=True)
     theirs = any(b'"rsv":"' not in member and float(until) > now for member, until in pairs)
     first = next(iter([*([head] if head else later), *running]), b"")
-    php = waits and (is_object_job(first) or (not ours and OF_CLASS.search(first) is not None))
+    php = waits and not theirs and (is_object_job(first) or (not ours and OF_CLASS.search(first) is not None))
     seen = dict.fromkeys([*([head, last] if head and isinstance(last, bytes) else ()), *later])
     found = [payload for raw in seen if b'"held":' in raw and (payload := readable(raw)) is not None]
-    held = [Held(each.uuid or each.id or "", each.job, each.held) for each in found if each.held]
-    return php and not theirs, theirs, tuple(sorted(held, key=lambda each: each.since))
+    held = [Held(each.uuid or each.id or "", each.job, each.held, each.display) for each in found if each.held]
+    return display_of(first) if php else "", theirs, tuple(sorted(held, key=lambda each: each.since))
+
+
+def display_of(raw: bytes) -> str:
+    payload = readable(raw)
+    return "*" if payload is None else payload.display
 
 
 def is_object_job(payload: bytes) -> bool:

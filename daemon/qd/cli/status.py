@@ -267,7 +267,8 @@ def warnings(state: State) -> Iterable[str]:
         for value, way in of_line(line, state):
             yield f"{value}; {way}"
         if line.php:
-            yield f"the next job of {line.name} is a PHP job, which only a PHP worker takes"
+            way = f"; move it: {output.moving(line.name, line.php)}" if line.ours else ""
+            yield f"the next job of {line.name} is a PHP job, which only a PHP worker takes{way}"
 
 
 def waiting(line: QueueLine) -> str:
@@ -303,5 +304,5 @@ def public(report: Struct) -> dict[str, Any]:
 def queue_document(line: QueueLine) -> dict[str, Any]:
     facts = fields(line, "connection", "name") | fields(line.sizes, "ready", "delayed", "reserved", "failed")
     facts |= {"oldest_age_s": line.sizes.oldest_age, "workers": line.workers}
-    facts |= {"paused": line.paused and asdict(line.paused), "php": line.php, "failed_bytes": line.failed.bytes}
+    facts |= {"paused": line.paused and asdict(line.paused), "php": bool(line.php), "failed_bytes": line.failed.bytes}
     return facts | fields(line.failed, "dropped", "dropped_at") | {"error": line.error or None}

@@ -13,18 +13,19 @@ import click
 
 from qd.cli import context, output
 from qd.cli.context import app_if_named
-from qd.cli.job import JobView, look_up, masters_of, where
-from qd.cli.output import by_whom, duration, quote, resuming
-from qd.cli.state import our_queues
+from qd.cli.job import JobView, look_up, masters_of, places, where
+from qd.cli.output import by_whom, duration, moving, quote, resuming
+from qd.cli.state import known_queues, our_queues
 from qd.config.settings import Settings
 from qd.dispatch.results import CANCELLED, was_cancelled
 from qd.drivers.keyspace import keys
 from qd.drivers.types import Found
-from qd.errors import ConnectionLost, QdError
+from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.log import cut
 from qd.payload.format import OF_PHP, Payload, plain_name
 from qd.store import controls, fleet
 from qd.store.base import KeyspaceStore
+from qd.store.failed import FailedStore
 from qd.store.masters import MasterReport
 from qd.worker.outcome import misfit, unknown_job
 
@@ -58,19 +59,31 @@ def why(id: str) -> int:
     found = context.settings()
     reports = masters_of(found)
     seen = look_up(found, id, reports)
-    reasons = [UNKNOWN] if seen is None else list(findings(found, seen, reports))
+    reasons = [unread(found, id, reports) or UNKNOWN] if seen is None else list(findings(found, seen, reports))
     if context.given().json:
         output.document(explained(seen.id if seen else id, seen, reasons))
     else:
         for cause, text in reasons:
             output.say(f"{cause:<12}{cut(text, output.MOST_SHOWN)}")
-    return int(seen is None)
+    return int(reasons[0] is UNKNOWN)
+
+
+def unread(found: Settings, id: str, reports: list[MasterReport]) -> Finding | None:
+    """Of a failed payload that is no job: it has no id but that of its record."""
+    for place in places(found):
+        with suppress(ConnectionLost, ServerRefused):
+            store = FailedStore(context.store(found, place))
+            for queue in known_queues(found, place, reports):
+                for record in store.of_ids(queue, [id]):
+                    shown = f"(qd failed show {quote(id)})"
+                    return Finding("failed", f"in the failed store: {record.error}: {record.reason} {shown}")
+    return None
 
 
 def explained(id: str, seen: JobView | None, reasons: list[Finding]) -> dict[str, Any]:
     spot = seen.found if seen else None
     facts = {"schema": 1, "read_at": output.iso(seen.now if seen else None), "id": id, **reasons[0]._asdict()}
-    facts |= {"status": seen.status if seen else "unknown", "connection": seen.connection if seen else None}
+    facts |= {"status": seen.status if seen else reasons[0].cause, "connection": seen.connection if seen else None}
     facts |= {"queue": spot.queue if spot else None, "job": spot.payload.job if spot else None}
     facts["ahead"] = None if seen is None or (seen.ahead or 0) > MOST else seen.ahead
     facts["due_at"] = output.iso(spot.score) if spot and spot.spot == "delayed" else None
@@ -101,7 +114,7 @@ def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Ite
             way = f"{resuming('job', spot.payload.job)} ends it"
             yield Finding("paused", f"job {spot.payload.job} is paused{by_whom(pause, seen.now)}; {way}")
         if not due and not (pause is not None and spot.payload.held):
-            yield from delayed(store, seen, spot)
+            yield from delayed(store, seen, spot, ours=spot.queue in our_queues(found, seen.connection, reports))
         if down is not None and spot.queue not in down.allow:
             yield Finding("down", f"maintenance mode{by_whom(down, seen.now)}; `qd up` ends it")
         closing = [*closed(found, store, seen, spot, reports, pauses)]
@@ -130,17 +143,19 @@ def lease(seen: JobView, spot: Found) -> str:
     return f"; ready again in {duration(left)}" if left > 0 else f"; its lease ended {output.ago(-left)}"
 
 
-def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Finding]:
+def delayed(store: KeyspaceStore, seen: JobView, spot: Found, *, ours: bool) -> Iterator[Finding]:
     payload, due = spot.payload, f"due in {duration((spot.score or 0.0) - seen.now)}"
     if payload.held and payload.is_laravel_object:
         return  # see closed()
-    if payload.held:
+    of_php = "\\" in payload.job
+    if payload.held and (ours or not of_php):  # else it was moved to a queue of PHP
         newer = f" in version {payload.job_version}" if payload.job_version > 1 else ""
         what = unfit(payload)
         if not what:
             what = f"no worker that took it knew '{payload.job}'{newer} or had its key, or its parameters do not fit"
             what += ", or it was paused; see `job.released` in the worker's log"
-        hint = f"; if no Python code declares it, {OF_PHP}" if "\\" in payload.job else ""
+        fact = "" if OF_PHP in what else f"if no Python code declares it, {OF_PHP}: "
+        hint = f"; {fact}{moving(spot.queue, payload.display)}" if of_php else ""
         since = output.ago(seen.now - payload.held)
         yield Finding("unknown-job", f"it was put back: {what}, since {since}; {due}{hint}")
     elif limit := limit_of(store, payload.uuid or payload.id or ""):
@@ -200,7 +215,8 @@ def closed(
     if note := controls.paused(store, [queue]).get(queue):
         yield Finding("paused", f"queue {queue} is paused{by_whom(note, seen.now)}; `qd resume {quote(queue)}` ends it")
     if spot.payload.is_laravel_object:
-        yield Finding("php", "it is an object job of Laravel: only a PHP worker runs it")
+        way = f"; move it: {moving(queue, spot.payload.display)}" if ours else ""
+        yield Finding("php", f"it is an object job of Laravel: only a PHP worker runs it{way}")
     elif "\\" in spot.payload.job and not ours:
         yield Finding("php", f"it is the job of a PHP class, and no qd worker serves {queue}: a PHP worker runs it")
     elif not serving(seen, spot, reports):

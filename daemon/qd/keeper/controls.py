@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 MIRROR = 4000  # ms until a mirrored pause expires; refreshed each second
 AGAIN = 10.0  # seconds until an unreachable cache is tried again: the beats must not wait for it
 UNSEEN = object()
+GONE = "the key of queue:restart is gone (cache cleared, or Redis came back empty)"
 
 
 class LaravelKeys:
@@ -125,7 +126,10 @@ class Restarts:
             self._laravel_asks = False
             # The `qd restart` that wrote the stamp may also have written the value of Laravel's key: the stamp suffices.
             if stamp is None or self.laravel is None or self.laravel.restart != b"%d" % stamp.laravel:
-                self.context.sender.send(channels.Restart(rolling=False, by="queue:restart of Laravel"))
+                gone = self.laravel is not None and self.laravel.restart is None
+                self.context.sender.send(
+                    channels.Restart(rolling=False, by=GONE if gone else "queue:restart of Laravel")
+                )
 
 
 class FleetOrders:

@@ -55,7 +55,10 @@ class Relations(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, g
 
 HOLD = 86400.0  # seconds a unique lock is held at most by default
 LONGEST_NAME = 200  # characters
-OF_PHP = "it is a PHP class: stop serving this queue with qd, its PHP workers run it"  # a name with a backslash
+# Of a job whose name has a backslash.
+OF_PHP = (
+    "it is a PHP class: if PHP workers serve this queue, stop serving it with qd; else move the job to one of theirs"
+)
 _ODD = re.compile(rb"[^A-Za-z0-9_.:@-]")
 
 

@@ -60,7 +60,10 @@ class Signing:
         more = _more(payload.job_version, payload.qd.takes if payload.qd else None)
         text = _text(version.encode(), (*identity, bytes(payload.data), *more))
         if len(sig) > LONGEST or not hmac.compare_digest(_mac(secret, text), mac.encode()):
-            raise SignatureRefused("its signature does not match: job, id or data were changed")
+            raise SignatureRefused(
+                "its signature does not match: job, id or data were changed, "
+                f"or it was signed with another secret of key {name}"
+            )
 
     def sealed(self, payload: Payload, state: bytes, *step: bytes) -> bytes:
         """A checkpoint, or the result of a step, as it is stored: signed, unless the job is unsigned. step: its name."""

@@ -14,6 +14,8 @@ from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from qd import errors, events
 from qd.app import Qd
 from qd.dispatch.results import check_passed_on
@@ -26,7 +28,7 @@ from qd.jobs.policy import JobLimits, before, hold_delay, limits_of
 from qd.jobs.registry import Declared
 from qd.jobs.versions import NEWER
 from qd.middleware import query_queue
-from qd.payload.format import Payload, read, readable, too_deep
+from qd.payload.format import Payload, Relations, read, readable, too_deep
 from qd.payload.reservation import Ending, ending_of, replaced_mark
 from qd.process.counters import Row
 from qd.process.scoreboard import Scoreboard, is_paused_job
@@ -156,6 +158,8 @@ class Attempts:
             if ending_of(reserved.before) is Ending.CANCELLED:
                 return Cancelled(errors.JobCancelled("the job was cancelled"))
             return self._unroutable(payload, now, unfit or unknown_job(self.app._registry, payload))
+        if declared.options.result_ttl and payload.qd is None and payload.due_ms is None:  # sent by another program
+            payload = self.payload = replace(payload, qd=Relations(result=declared.options.result_ttl))
         limits = self._limits_of(payload, declared)
         begin(payload, limits)
         job = self._running(payload, reserved, declared, limits.timeout)

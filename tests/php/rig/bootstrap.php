@@ -110,6 +110,9 @@ function redis(Container $app): RedisManager
     if ($server['host'][0] === '/') {
         $server['port'] = 0;
     }
+    if (setting('USER') !== '') {
+        $server['password'] = [setting('USER'), setting('PASSWORD')]; // Laravel 8 hands it to phpredis as it is
+    }
 
     return new RedisManager($app, 'phpredis', [
         'options' => ['prefix' => setting('PREFIX', 'laravel_database_')],

@@ -15,6 +15,7 @@ from qd.drivers.keyspace.records import KeptJobs
 from qd.errors import DeclarationError, JobFailedError, NoResult
 from qd.jobs.job import JobFunction
 from qd.jobs.plan import Handle
+from tests.support.payloads import push_laravel
 from tests.support.project import MakeProject, Project, ready
 from tests.support.redis import Client
 from tests.support.servers.redis import KEEPS, Server
@@ -63,6 +64,17 @@ def steps() -> None:
         time.sleep(0.01)
     Path("go").unlink()
     job.progress(50)
+
+@app.job("keeps", result_ttl=60)
+def keeps(a: int = 0) -> int:
+    current_job().progress(50)
+    if a < 0:
+        raise ValueError(a)
+    return a
+
+@app.job("akeeps", result_ttl=60)
+async def akeeps(a: int) -> int:
+    return a
 
 @app.job("sleeps", tries=5)
 def sleeps(seconds: float = 60) -> str:
@@ -256,6 +268,23 @@ def test_without_result_ttl_nothing_is_kept_and_waiting_is_refused(shop: Project
     assert later.cancel() is True
     with pytest.raises(DeclarationError, match=r"has no queue: make it with app\.handle"):
         Handle("x").status()
+
+
+@pytest.mark.leaves("queues:default:failed*")
+@pytest.mark.parametrize("words", [(), ("--concurrency", "4")])
+def test_a_job_that_php_pushes_keeps_its_result_as_declared(
+    shop: Project, jobs: Jobs, redis: Client, words: tuple[str, ...]
+) -> None:
+    push_laravel(redis, "keeps", {"a": 3}, id="one")
+    push_laravel(redis, "akeeps", {"a": 4}, id="two")
+    push_laravel(redis, "keeps", {"a": -1}, id="bad")
+    jobs.plain("keeps").dispatch()  # its producer decides otherwise
+    shop.work_off(*words)
+    assert [jobs.app.handle(id).result(0) for id in ("one", "two")] == [3, 4]
+    assert jobs.app.handle("one").progress() == 100
+    with pytest.raises(JobFailedError, match="-1"):
+        jobs.app.handle("bad").result(0)
+    assert sorted(redis.text("KEYS", "qd:job:*")) == ["qd:job:bad", "qd:job:one", "qd:job:two"]
 
 
 def test_waiting_for_an_unknown_id_raises_at_once(shop: Project, jobs: Jobs) -> None:

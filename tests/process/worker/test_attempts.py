@@ -67,6 +67,7 @@ def shop(project: MakeProject) -> Project:
 
 
 @FAILED
+@pytest.mark.leaves("qd:job:*")
 def test_an_error_text_with_a_lone_surrogate_is_stored_and_kills_no_worker(shop: Project, redis: Client) -> None:
     push(redis, "surrogate")
     work = shop.work_off()

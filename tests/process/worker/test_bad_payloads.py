@@ -159,7 +159,9 @@ def test_the_log_says_what_to_do_about_a_name_like_no_other(shop: Project, redis
     way = r"declared; add its module to `imports`, or `qd restart --rolling`\)"
     work.wait_line(rf"WARN.*job.released .*job=shop.other.bare .*{way}")
     push(redis, r"App\Jobs\Report@fire")
-    work.wait_line(r"job.released .*Report@fire' is declared in this app \(it is a PHP class: stop serving this queue")
+    work.wait_line(
+        r"job.released .*Report@fire' is declared in this app \(it is a PHP class: if PHP workers serve this"
+    )
     work.stop()
     redis.call("DEL", "queues:default:delayed")
 

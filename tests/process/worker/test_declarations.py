@@ -187,6 +187,7 @@ def test_models_attrs_classes_and_paths_arrive_at_a_worker_and_come_back_as_a_re
     assert Witness(orders).lines == ["pack x", "ship Order [Line(sku='x', count=2)] Cash a/b"]
 
 
+@pytest.mark.leaves("qd:job:*")
 def test_a_model_that_does_not_validate_fails_the_job_at_once_naming_the_parameter(
     orders: Project, redis: Client
 ) -> None:

@@ -36,7 +36,8 @@ class Keeper:
         self._restarts = Restarts(cast(Any, context), keys, log)
 
     def word(self, message: channels.Restart) -> str:
-        assert message.by == ("qd restart" if message.at else "queue:restart of Laravel")
+        gone = "the key of queue:restart is gone (cache cleared, or Redis came back empty)"
+        assert message.by == ("qd restart" if message.at else gone if self.key is None else "queue:restart of Laravel")
         return "rolling" if message.rolling else "restart"
 
     def beat(self, stamp: str, key: bytes | None) -> list[str]:

@@ -17,9 +17,9 @@ from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.checks.project import Project
 from qd.cli.diagnosis import blind, of_failed, of_queue, refused_code, way_back
-from qd.cli.output import by_whom, count, duration, quote
+from qd.cli.output import by_whom, count, duration, moving, quote
 from qd.cli.schedule.entries import EntryView, by_connection, fault, overdue, read_ticks, sent
-from qd.cli.state import FRESH, QueueLine, State, full, is_object_job, jobs_of, overdue_of, refusal, stale
+from qd.cli.state import FRESH, QueueLine, State, display_of, full, is_object_job, jobs_of, overdue_of, refusal, stale
 from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import strange_queue
@@ -217,7 +217,8 @@ def sample_of(store: KeyspaceStore, queue: str) -> Sample:
 
 def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None) -> Iterator[Finding]:
     what, of = f"queue {queue}", f"of the {len(sample)} checked"
-    names, malformed, refused = dict[tuple[str, int], str](), 0, Counter[str]()  # job, version -> place; why -> number
+    names = dict[tuple[str, int], tuple[str, str]]()  # job, version -> place, name for people
+    malformed, refused = 0, Counter[str]()  # why -> number
     unfit = dict[str, str]()  # why its parameters do not fit -> place
     waiting = [("at its head", raw) for raw in sample.ready]
     waiting += [("among its delayed jobs", raw) for raw in sample.delayed]
@@ -233,7 +234,7 @@ def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None
             declared = app._registry.get(payload.job) if app is not None else None
             if declared is not None and (why := misfit(declared, payload)):
                 unfit.setdefault(why, place)
-            names.setdefault((payload.job, payload.job_version), place)
+            names.setdefault((payload.job, payload.job_version), (place, payload.display))
         except Malformed:
             malformed += 1
         except SignatureRefused as error:
@@ -245,7 +246,7 @@ def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None
         why = ", ".join(f"{reason} ({number})" for reason, number in refused.most_common())
         way = "let their producer sign with one of the keys below [signing], or add its key there"
         yield warn(what, f"{refused.total()} {of} will be refused and never run: {why}", way)
-    for (name, version), place in names.items():
+    for (name, version), (place, display) in names.items():
         declared = app._registry.get(name) if app is not None else None
         if declared is not None and version > declared.version:
             fact = f"'{cut(name)}' {place} has version {version}, and this app declares version {declared.version}"
@@ -254,7 +255,8 @@ def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None
             near = did_you_mean(name, app._registry.names())
             fact = f"'{cut(name)}' {place} is not a job of this app{near}: it fails after unroutable_ttl"
             way = "deploy the code that declares it, or name its module in imports = of [qd]"
-            yield fail(what, fact, OF_PHP if "\\" in name and not near else way)
+            of_php = f"{OF_PHP}: {moving(queue, display)}, or cancel it"
+            yield fail(what, fact, way if "\\" not in name else f"{way}; or {of_php}" if near else of_php)
     for why, place in unfit.items():
         fact = f"{why} (a job {place}): it fails after unroutable_ttl"
         yield fail(what, fact, "deploy the code that has this parameter, or correct the program that sends the job")
@@ -263,18 +265,18 @@ def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None
 
 def php(queue: str, sample: Sample) -> Iterator[Finding]:
     what, each = f"queue {queue}", "give each language its own queue"
-    objects = sum(map(is_object_job, sample.ready))
+    objects = list(filter(is_object_job, sample.ready))
     if any(b'"rsv":"' not in member for member in sample.held):  # reserved by a PHP worker
         value = "a PHP worker works on it too: it fails and deletes string jobs that it does not know"
         yield warn(what, value, each)
     elif objects:
-        are = "is an object job" if objects == 1 else "are object jobs"
-        value = f"{objects} of the first {len(sample.ready)} {are} of Laravel, which only a PHP worker takes"
-        yield warn(what, value, f"start `php artisan queue:work --queue={quote(queue)}`, or {each}")
+        are = "is an object job" if len(objects) == 1 else "are object jobs"
+        value = f"{len(objects)} of the first {len(sample.ready)} {are} of Laravel, which only a PHP worker takes"
+        yield warn(what, value, f"{each}; to move these: {moving(queue, display_of(objects[0]))}")
     elif back := [payload for raw in sample.delayed if (payload := held_object(raw)) is not None]:
         number = f"{count(len(back), 'object job')} of Laravel {'was' if len(back) == 1 else 'were'} put back"
         fact = f"{number}: qd never runs or fails such a job, only a PHP worker takes it"
-        way = f"{each}; to move these: `qd move {quote(queue)} --to QUEUE --job {quote(back[0].display)}`"
+        way = f"{each}; to move these: {moving(queue, back[0].display)}"
         yield warn(what, fact, way)
 
 

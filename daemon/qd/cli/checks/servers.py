@@ -45,6 +45,8 @@ QUEUE_KEYS = (
     keys.suspects,
 )  # fmt: skip
 IN_CONF = "and the same in redis.conf"
+IF_WORKERS = ": if workers use this user, they cannot work"
+AS_WORKER = "run qd doctor as the user of the workers; if this is it:"
 HINT = "`qd help acl` lists the rights that each kind of process needs"
 
 clock = time.time
@@ -108,8 +110,8 @@ def check_redis(connection: RedisConnection, where: str, facts: Facts, *, cluste
         way = f"name the authority with ssl_ca_certs=PATH, and remove {options} from the url"
         yield warn(f"{where}.tls", "its certificate is not checked: a man in the middle can read and change jobs", way)
     if not facts:
-        way = "ACL SETUSER ... +info +config|get for it, or run qd doctor with an operator's url"
-        yield warn(f"{where}.info", "this user may not call INFO: version, role, memory, persistence unknown", way)
+        fact = "this user may not call INFO, and workers need not: version, role, memory, persistence unknown"
+        yield warn(f"{where}.info", fact, "ACL SETUSER ... +info +config|get for it, or look at them as an admin")
         return
     yield version(where, facts)
     yield role(where, facts, clustered=clustered)
@@ -244,10 +246,11 @@ def check_rights(connection: RedisConnection, where: str, prefix: str, queues: S
     closed = [prefix + name for name in names if of_key(connection.call_many([("EXISTS", prefix + name)])[0])]
     if closed:
         text = f"user {user} may not touch {', '.join(closed[:3])}"
-        yield fail(what, text, f"ACL SETUSER {user} ~{prefix}queues:* ~{prefix}qd:*; {HINT}")
+        yield fail(what, text + IF_WORKERS, f"{AS_WORKER} ACL SETUSER {user} ~{prefix}queues:* ~{prefix}qd:*; {HINT}")
     elif missing:
-        text = f"user {user} may not {', '.join(word.upper() for word in missing)}: workers cannot work"
-        yield fail(what, text, f"ACL SETUSER {user} {' '.join('+' + word for word in missing)}; {HINT}")
+        text = f"user {user} may not {', '.join(word.upper() for word in missing)}"
+        words = " ".join("+" + word for word in missing)
+        yield fail(what, text + IF_WORKERS, f"{AS_WORKER} ACL SETUSER {user} {words}; {HINT}")
     else:
         yield ok(what, f"user {user} has all rights that workers need")
     scratch = f"{prefix}{keys.MASTERS}:doctor-{secrets.token_hex(4)}"
@@ -281,18 +284,28 @@ def prefixes(space: Keyspace, part: str) -> dict[str, set[str]]:
 
 def check_prefix(space: RedisConnection, name: str, prefix: str, queues: Sequence[str]) -> Iterator[Finding]:
     """Queues of a Laravel that writes another prefix: they have a name that is served here, or there are no others. A prefix
-    with masters belongs to another qd, or, if it is similar and nothing is under this one, is the right one."""
-    found = prefixes(space, "queues:")
+    with masters belongs to another qd, or, if nothing is under this one, may be the right one."""
+    found = {other: bodies for other, bodies in prefixes(space, "queues:").items() if not other.endswith("illuminate:")}
     ours = {body.partition(":")[0] for body in found.pop(prefix, ())}
-    near = "" if ours or not prefix else next(iter(close(prefix, [*found, *prefixes(space, keys.MASTERS)])), "")
-    if near and space.call_many([("EXISTS", prefix + keys.MASTERS)]) == [0]:
-        fact = f"no queue has the prefix '{prefix}', and there are keys of qd with '{near}'"
-        yield warn(f"{name}.prefix", fact, f'if it is misspelled, write prefix = "{near}" below [connections.{name}]')
-        return
+    if not ours and space.call_many([("EXISTS", prefix + keys.MASTERS)]) == [0]:
+        of_qd = sorted(prefixes(space, keys.MASTERS))
+        others = list(dict.fromkeys([*of_qd, *sorted(found)]))
+        if near := next(iter(close(prefix, others)), "") if prefix else "":
+            fact = f"no queue has the prefix '{prefix}', and there are keys of qd with '{near}'"
+            way = f'if it is misspelled, write prefix = "{near}" below [connections.{name}]'
+            yield warn(f"{name}.prefix", fact, way)
+            return
+        if of_qd or len(others) > 1:
+            some = ", ".join(f"'{other}'" for other in others[:3]) + (", ..." if len(others) > 3 else "")
+            fact = f"no queue and no master has the prefix '{prefix}', and others have {some}"
+            yield warn(
+                f"{name}.prefix", fact, f"if one of them is yours, write it as prefix below [connections.{name}]"
+            )
+            return
     for other, bodies in sorted(found.items()):
         there = sorted({body.partition(":")[0] for body in bodies})
         (masters,) = space.call_many([("EXISTS", other + keys.MASTERS)])
-        if other.endswith("illuminate:") or masters != 0:  # or not allowed
+        if masters != 0:  # or not allowed
             continue
         if not ours or not ours.isdisjoint(there) or not set(queues).isdisjoint(there):
             shown = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
