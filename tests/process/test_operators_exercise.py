@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,9 +138,10 @@ def test_each_question_of_the_night_is_answered_with_the_cause(broken: Broken, r
     assert {"silent-master"} <= {each["kind"] for each in reasons}
     assert any(broken.dead in each["text"] for each in reasons)
     # 2 Since when, and is it getting worse?
-    queue = queue_of(broken, broken.backlog)
-    assert queue["rates"]["growth_per_min"] > 0
-    assert queue["oldest_age_s"] > 100
+    # Sizes are written every ten seconds.
+    growing: Callable[[], bool] = lambda: queue_of(broken, broken.backlog)["rates"]["growth_per_min"] > 0  # noqa: E731
+    eventually(growing, 25, what="the growth in the statistics")
+    assert queue_of(broken, broken.backlog)["oldest_age_s"] > 100
     # 3 What are the jobs that wait?
     counted = {row["job"]: row["count"] for row in broken.ask("peek", broken.backlog, "--count-by", "job")["counts"]}
     assert max(counted, key=lambda job: counted[job]) == broken.wrong
