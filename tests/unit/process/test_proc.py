@@ -118,7 +118,9 @@ def test_a_pid_beyond_all_limits_is_unknown() -> None:
 
 def test_own_memory_grows_with_allocations() -> None:
     before = proc.own_anon_bytes()
-    with mmap.mmap(-1, 64_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:  # not from a heap with free room
+    with mmap.mmap(
+        -1, 64_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    ) as block:  # not from a heap with free room
         for at in range(0, len(block), mmap.PAGESIZE):
             block[at] = 1
         grown = proc.own_anon_bytes() - before
