@@ -4,7 +4,7 @@
 
 An entry is text: `number first last count`, then JSON (scripts/audit.lua). The number grows with each entry; a follower
 reads the entries with a number above the last one it has seen. Equal events within a minute are one entry, which gets a
-new number each time. Times are the server's.
+new number each time, but for MILESTONES. Times are the server's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from qd.drivers.keyspace import keys
 from qd.log import cut
+from qd.payload.build import new_id
 from qd.process.proc import user_name
 from qd.redaction import redact
 from qd.store.base import KeyspaceStore
@@ -25,6 +26,8 @@ from qd.store.base import KeyspaceStore
 MOST = 10_000  # entries that are kept
 PAGE = 500  # entries read by one call
 LONGEST = 1000  # characters of a reason
+# Each of these is an entry of its own: their order shows which code ran when.
+MILESTONES = ("restart", "master started", "master stopped", "new code", "refused new code")
 
 
 class Event(NamedTuple):
@@ -62,6 +65,8 @@ def record(store: KeyspaceStore, *events: Event) -> None:
         named = {key: value if isinstance(value, int) else cut(redact(value)) for key, value in event.object.items()}
         reason = cut(redact(event.reason), LONGEST)
         text = {"actor": redact(actor()), "what": event.what, "object": named, "reason": reason}
+        if event.what in MILESTONES:
+            text["id"] = new_id()  # equals no other entry
         args += [event.times, json.dumps(text)]
     store.step("audit", [keys.EVENTS], MOST, *args)
 

@@ -46,6 +46,12 @@ def test_equal_events_of_a_minute_are_one_with_a_new_number(store: KeyspaceStore
     assert merged.first_at < merged.at
 
 
+def test_deploys_keep_their_order(store: KeyspaceStore) -> None:
+    deploy = Event("restart", {}), Event("new code", {"host": "a"})
+    audit.record(store, *deploy, Event("refused new code", {"host": "a"}), *deploy)
+    assert [what for _, what, _ in shown(store)] == ["restart", "new code", "refused new code", "restart", "new code"]
+
+
 def test_an_event_of_the_minute_before_stays_as_it_is(store: KeyspaceStore) -> None:
     audit.record(store, Event("up", {}))
     number, at, _, count, text = store.space.call("LPOP", KEY).split(b" ", 4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from qd import __version__
@@ -19,7 +20,19 @@ from qd.cli.checks.project import Project
 from qd.cli.diagnosis import blind, of_failed, of_queue, refused_code, way_back
 from qd.cli.output import by_whom, count, duration, moving, quote
 from qd.cli.schedule.entries import EntryView, by_connection, fault, overdue, read_ticks, sent
-from qd.cli.state import FRESH, QueueLine, State, display_of, full, is_object_job, jobs_of, overdue_of, refusal, stale
+from qd.cli.state import (
+    FRESH,
+    QueueLine,
+    State,
+    display_of,
+    full,
+    is_object_job,
+    jobs_of,
+    known_queues,
+    overdue_of,
+    refusal,
+    stale,
+)
 from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import strange_queue
@@ -319,13 +332,16 @@ def unworked(connection: str, project: Project, reports: list[MasterReport]) -> 
             )
 
 
-def check_flow(settings: Settings, place: str, queues: Sequence[str], state: State | None) -> Iterator[Finding]:
-    """place: name of the connection. state: None if reports cannot be read, so that workers are unknown."""
-    store = context.store(settings, place)
-    for name in queues:
+def check_flow(settings: Settings, place: str, worked: Sequence[str], state: State | None) -> Iterator[Finding]:
+    """place: name of the connection. worked: the queues that workers serve; others may have jobs, for example because of a
+    wrong name. state: None if reports cannot be read, so that workers are unknown."""
+    store, others = context.store(settings, place), list[str]()
+    with suppress(ServerRefused):  # this user may not search for keys
+        others = [name for name in known_queues(settings, place, ()) if name not in worked] if state is not None else []
+    for name in (*worked, *others):
         now = store.now()
         try:
-            line = line_of(store, settings, place, name, now)
+            line = line_of(store, settings, place, name, now, ours=name in worked)
         except ServerRefused:
             continue  # check_waiting has reported it
         if line.paused is not None:
@@ -342,12 +358,13 @@ def check_flow(settings: Settings, place: str, queues: Sequence[str], state: Sta
         yield from dropped
 
 
-def line_of(store: KeyspaceStore, settings: Settings, place: str, name: str, now: float) -> QueueLine:
+def line_of(store: KeyspaceStore, settings: Settings, place: str, name: str, now: float, *, ours: bool) -> QueueLine:
     """Uses only commands that a worker's user may call."""
     sizes = context.queue(settings, place).sizes(name)
     raw = store.space.call("GET", store.prefix + keys.paused(name))
     paused = None if raw is None else controls.read_pause(raw)
     (fill,) = FailedStore(store).fills([name])
     overdue = overdue_of(store, name, now)
-    jobs = jobs_of(store, name, now, ours=True, waits=bool(sizes.ready or overdue))
-    return QueueLine(place, name, sizes, paused, 0, *jobs, fill, full(settings.failed, sizes.failed, fill), overdue)
+    jobs = jobs_of(store, name, now, ours=ours, waits=bool(sizes.ready or overdue))
+    used = full(settings.failed, sizes.failed, fill)
+    return QueueLine(place, name, sizes, paused, 0, *jobs, fill, used, overdue, ours)
