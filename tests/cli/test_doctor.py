@@ -693,7 +693,9 @@ def test_jobs_that_wait_without_a_worker(shop: Project, redis: Client) -> None:
     now = float(redis.text("TIME")[0])
     report(redis, queues=["default"], version=__version__, seen_at=now + 600)  # fresh for the duration of the test
     assert doctor(shop).bad() == []
-    redis.call("RPUSH", "queues:bluk", make("mail.welcome", b"{}", created_at=1))  # a wrong name: no code knows this queue
+    redis.call(
+        "RPUSH", "queues:bluk", make("mail.welcome", b"{}", created_at=1)
+    )  # a wrong name: no code knows this queue
     wrong = doctor(shop).line("work on bluk")
     assert (wrong.sign, wrong.value) == ("warn", "1 ready and no worker serves it")
     redis.call("DEL", "queues:bluk")

@@ -43,6 +43,7 @@ from qd import (
     provided,
 )
 from qd.contrib.sse import sse
+from qd.errors import JobFailedError
 from qd.events import Event, JobExceptionOccurred, JobFailed, JobProcessing, Looping, WorkerStopping
 from qd.jobs.plan import Status
 from qd.locks.lease import Owner
@@ -526,6 +527,7 @@ assert_type(app.handle("id", job=film, queue="mail"), Handle[Decimal])
 assert_type(app.current_batch().results(), list[Any])
 assert_type(app.current_batch().results(film), list[Decimal])
 assert_type(app.batch_of("id").results(ChargeCard), list[Decimal])
+assert_type(app.batch_of("id").results(film, return_exceptions=True), list[Decimal | JobFailedError])
 
 assert_type(cut.link(7, quiet=True), Link[Decimal, int])
 app.chain(film.bind("Vertigo"), cut.link(7), pass_results=True).dispatch()

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, TypeVar, Unpack, cast, overload
 
 from qd.dispatch.dispatcher import Dispatcher
 from qd.dispatch.local import LocalConnection, MemoryBatches
-from qd.dispatch.results import passed_on, polls, read_by, value_of, value_of_result
+from qd.dispatch.results import passed_on, polls, read_by, value_of, value_of_error, value_of_result
 from qd.dispatch.route import Message
 from qd.drivers.keyspace.base import chunked
 from qd.drivers.pausing import Pausing, block_on, threaded
@@ -48,6 +48,7 @@ from qd.process.shield import shield
 
 if TYPE_CHECKING:
     from qd.drivers.base import Batches, Connector
+    from qd.jobs.registry import Declared
     from qd.store.failed import FailedStore, Record
 
 
@@ -338,15 +339,18 @@ class Batch(Handle[None]):
             )
 
     @overload
-    def results(self) -> list[Any]: ...
+    def results(self, *, return_exceptions: bool = ...) -> list[Any]: ...
     @overload
-    def results(self, job: AnyJob[T]) -> list[T]: ...
-    def results(self, job: Any = None) -> list[Any]:
+    def results(self, job: AnyJob[T], *, return_exceptions: Literal[False] = ...) -> list[T]: ...
+    @overload
+    def results(self, job: AnyJob[T], *, return_exceptions: bool) -> list[T | JobFailedError]: ...
+    def results(self, job: Any = None, *, return_exceptions: bool = False) -> list[Any]:
         """What its jobs have returned, in the order in which they were sent with it: `app.current_batch().results(count)`
         in its `then`. Without those that were added later. One round trip per 1,000 jobs.
 
         Args:
             job: The job that they are calls of, for results of the type that it declares. Without it: JSON values.
+            return_exceptions: In place of the result of a job that has failed, return its JobFailedError.
 
         Raises:
             NoResult: One has not ended, has no result_ttl (`app.batch(...).using(result_ttl=3600)`), or it has expired.
@@ -359,7 +363,7 @@ class Batch(Handle[None]):
             found |= zip(missing, self._kept_of(missing), strict=True)
             missing = [id for id in missing if (kept := found[id]) is None or kept.status is None]
             if not missing:
-                return [value_of(id, cast(Kept, found[id]), declared) for id in ids]
+                return [returned(id, cast(Kept, found[id]), declared, return_exceptions) for id in ids]
             if len(missing) == len(ids):
                 break
             pause.block()
@@ -460,6 +464,15 @@ class Batch(Handle[None]):
         return f"Batch({self.id!r})"
 
 
+def returned(id: str, kept: Kept, declared: Declared | None, return_exceptions: bool) -> Any:
+    try:
+        return value_of(id, kept, declared)
+    except JobFailedError as error:
+        if not return_exceptions:
+            raise
+        return error
+
+
 def entries(messages: Sequence[Message]) -> list[Entry]:
     return [Entry(message.queue, message.uuid, message.body, message.delay) for message in messages]
 
@@ -505,6 +518,8 @@ class LocalBatch(Batch):
                     how = "skipped" if job.skipped else "done"
                 except Exception as raised:
                     how, error = "failed", raised if error is None else error
+                    if member.plan.options.result_ttl:
+                        self._ended[id] = Kept("failed", value_of_error(raised, str(raised)), None, None)
             self._call_back(self._kept.ended(self.id, id, how))
         if error is not None:
             raise error

@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, cast
 
 import pytest
 
-from qd import ArgumentError, Job, Link, NoResult, Qd, ResultTimeout
+from qd import ArgumentError, Job, JobFailedError, Link, NoResult, Qd, ResultTimeout
 from qd.config.settings import ConnectionSettings
 from qd.errors import QdError, WrongType
 from qd.jobs import job as jobs
@@ -334,6 +335,31 @@ def test_results_of_a_batch_come_in_order_without_those_that_were_added(where: s
 
     send(app, where, app.batch(*[half.bind(n) for n in range(3)], then=together.bind()).using(result_ttl=60))
     assert found == [[date(2030, 1, 1 + n) for n in range(3)], [f"2030-01-0{1 + n}" for n in range(3)]]
+
+
+@pytest.mark.parametrize("where", ["run", "inline"])
+def test_results_of_a_batch_have_the_errors_of_failed_jobs_on_request(where: str):
+    app = Qd()
+    found: list[Any] = []
+
+    @app.job("half")
+    def half(n: int) -> int:
+        return 10 // n
+
+    @app.job("all")
+    def together() -> None:
+        with pytest.raises(JobFailedError):
+            app.current_batch().results(half)
+        found.extend(app.current_batch().results(half, return_exceptions=True))
+
+    batch = app.batch(*[half.bind(n) for n in (1, 0, 2)], finally_=together.bind(), allow_failures=True)
+    with suppress(ZeroDivisionError):
+        send(app, where, batch.using(result_ttl=60))
+    assert [str(each).partition(" has failed: ")[2] or each for each in found] == [
+        10,
+        "ZeroDivisionError: integer division or modulo by zero",
+        5,
+    ]
 
 
 @pytest.mark.parametrize("where", ["run", "inline", "sync"])
