@@ -151,7 +151,7 @@ def test_wait_ends_with_the_reason_when_a_master_refuses_the_new_code(qd: Run, r
 def test_wait_names_the_master_that_is_not_back(qd: Run, redis: Client) -> None:
     reports(redis)
     result = qd("restart", "--wait", "0.2")
-    way = "only a supervisor starts it again (else use --rolling)"
+    way = "see its log; only a supervisor starts it again (else use --rolling)"
     assert (result.exit_code, result.stdout) == (1, f"mail@app-1: not back within 0.2s, pid was 411; {way}\n")
     result = qd("restart", "--wait", "0", "--json")
     (master,) = json.loads(result.stdout)["masters"]

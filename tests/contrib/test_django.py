@@ -261,6 +261,16 @@ def test_a_broken_jobs_module_is_reported_with_its_line(shop: FrameworkProject):
     assert "shop/jobs.py:1" in done.stderr
 
 
+def test_settings_that_raise_are_reported_with_their_line(shop: FrameworkProject):
+    shop.write(shop__settings="import os\nSECRET = os.environ['NOT_SET']\n")
+    for command in (["status"], ["failed", "list"]):
+        done = shop.qd(*command, DJANGO_SETTINGS_MODULE="shop.settings", QD_APP="shop.qd:app")
+        assert done.returncode == 78
+        assert "the Django settings 'shop.settings' do not import: KeyError: 'NOT_SET' (" in done.stderr
+        assert "settings.py:2)" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(("age", "kept"), [("0", False), ("600", True)])
 def test_connections_are_kept_from_job_to_job_for_conn_max_age(
     shop: FrameworkProject, witness: Witness, server: Server, age: str, kept: bool

@@ -235,7 +235,7 @@ def say_answers(answers: list[ControlReply], seconds: float, rolling: bool) -> N
             text = f"not replaced within {within}, pid {was.pid}; see `master.reload_refused` in its log"
         else:
             text = (
-                f"not back within {within}, pid was {was.pid}; only a supervisor starts it again (else use --rolling)"
+                f"not back within {within}, pid was {was.pid}; see its log; only a supervisor starts it again (else use --rolling)"
             )
         output.say(f"{was.title}: {text}")
 

@@ -1,4 +1,4 @@
-"""app.current_batch().results() in a callback of a batch: what its jobs returned, or their errors, in the order of sending."""
+"""app.current_batch().results() in a callback of a batch: what its jobs returned, or their errors, in order."""
 
 from __future__ import annotations
 

@@ -73,6 +73,7 @@ def loaded_from(kind: Any, read: str) -> str:
 OURS = "qd.contrib.django"  # its tasks.py is the backend, which needs Django's own Tasks
 HERE = "qd.contrib.django.project:made"
 KEYS = ("url", "imports", "app")
+SETTINGS = "DJANGO_SETTINGS_MODULE"
 TESTING, TESTED = "qd.contrib.django.testing", "_QD_TEST_DATABASES"
 MODULES = ("jobs", "tasks")  # tasks: of Django's own Tasks, see tasks.py
 
@@ -187,7 +188,13 @@ def qd_settings() -> Mapping[str, Any]:
     from django.conf import settings
 
     check_settings()
-    given: Mapping[str, Any] = getattr(settings, "QD", {})
+    try:
+        given: Mapping[str, Any] = getattr(settings, "QD", {})
+    except Exception as error:
+        from qd.worker.boot import user_line
+
+        what = f"{type(error).__name__}: {error}{user_line(error)}"
+        raise ConfigError(f"the Django settings '{os.environ.get(SETTINGS)}' do not import: {what}") from error
     check_keys(given, KEYS, "the Django settings")
     return given
 
@@ -200,7 +207,7 @@ def chosen() -> str:
 def check_settings() -> None:
     from django.conf import settings
 
-    if not settings.configured and not os.environ.get("DJANGO_SETTINGS_MODULE"):
+    if not settings.configured and not os.environ.get(SETTINGS):
         ways = "set it, use `manage.py qd`, or write qd.contrib.django.app('shop.settings')"
         raise ConfigError(f"DJANGO_SETTINGS_MODULE is not set: {ways}")
 
