@@ -234,9 +234,8 @@ def say_answers(answers: list[ControlReply], seconds: float, rolling: bool) -> N
         elif rolling:
             text = f"not replaced within {within}, pid {was.pid}; see `master.reload_refused` in its log"
         else:
-            text = (
-                f"not back within {within}, pid was {was.pid}; see its log; only a supervisor starts it again (else use --rolling)"
-            )
+            way = "see its log; only a supervisor starts it again (else use --rolling)"
+            text = f"not back within {within}, pid was {was.pid}; {way}"
         output.say(f"{was.title}: {text}")
 
 
