@@ -174,6 +174,7 @@ def test_nothing_is_left_when_it_is_killed_or_its_terminal_closed(shop: Project,
 def test_a_restart_starts_the_worker_again_and_its_own_end_does_not(shop: Project, start: Start) -> None:
     dev = start("-w", "1")
     begun(dev)
+    eventually(lambda: json.loads(shop.qd("status", "--json").stdout)["masters"], 20, what="the report of the master")
     done = shop.qd("restart", "--wait", "60", "--json")
     assert done.returncode == 0, done.stdout
     dev.wait("`qd work` ended for `qd restart`; starting it again")
