@@ -342,7 +342,7 @@ def decode_value(data: bytes) -> Any:
 
 
 def _where(data: bytes) -> str:
-    """Which argument cannot be read, and why; "" if it is none alone."""
+    """Which argument cannot be read, and why; "" if no single one is the cause."""
     with suppress(*FAILURES):
         for name, raw in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).items():
             try:

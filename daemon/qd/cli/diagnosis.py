@@ -206,7 +206,7 @@ def of_queue(line: QueueLine, state: State) -> Iterator[Reason]:
 
 def php_held(line: QueueLine, now: float) -> float:
     """Seconds since a qd worker first put back an object job that still waits; 0.0 if none, or a PHP worker takes them.
-    Unlike `stuck`, this goes on while qd puts back the next one. In another queue than ours, where `qd move` may have sent
+    Unlike `stuck`, this grows while qd puts back the next one. In another queue than ours, where `qd move` may have sent
     it, PHP workers run it when it is due."""
     since = [job.since for job in line.held if job.job == OBJECT_JOB]
     return now - min(since) if since and line.ours and not line.theirs else 0.0

@@ -91,7 +91,7 @@ def leave(code: int) -> NoReturn:
 
 
 def flush_output() -> None:
-    """Either stream may be None, closed, or a pipe that nobody reads."""
+    """Flush what was printed. Either stream may be None, closed, or a pipe without a reader."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
