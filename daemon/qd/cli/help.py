@@ -128,8 +128,8 @@ def named(word: str, known: Mapping[str, Path]) -> list[str]:
 
 
 def about(words: tuple[str, ...], known: Mapping[str, Path]) -> dict[str, str]:
-    """The pages with all these words, best first -> the first heading with them, else the title. Longer words count, too. If no
-    page has any, the words may be in the middle of others, or share only their beginning."""
+    """The pages with all these words, best first -> the first heading with them, else the title. Longer words count, too.
+    If no page has any, the words may be in the middle of others, or share only their beginning."""
     each = (found for patterns in ways(words) if (found := matching(patterns, named("-".join(words), known), known)))
     return next(each, {})
 
